@@ -1,0 +1,40 @@
+"""What hotlap knows: one file a technique, listed here in the order in which they are shown and tried."""
+
+from __future__ import annotations
+
+import difflib
+
+from hotlap.catalogue.channels_last import ChannelsLast
+from hotlap.catalogue.fused_optimizer import FusedOptimizer
+from hotlap.catalogue.loader_workers import LoaderWorkers
+from hotlap.catalogue.mixed_precision import MixedPrecision
+from hotlap.catalogue.sample_cache import SampleCache
+from hotlap.errors import HotlapError
+from hotlap.technique import Technique
+
+TECHNIQUES: tuple[Technique, ...] = (
+    LoaderWorkers(),
+    SampleCache(),
+    MixedPrecision(),
+    ChannelsLast(),
+    FusedOptimizer(),
+)
+
+
+def find(name: str) -> Technique:
+    """A technique by its id or by one of the names people search for; the first in order where two share one."""
+    wanted = _plain(name)
+    for technique in TECHNIQUES:
+        if technique.id == wanted:
+            return technique
+    for technique in TECHNIQUES:
+        if wanted in map(_plain, technique.aliases):
+            return technique
+    known = {_plain(one): technique.id for technique in TECHNIQUES for one in (technique.id, *technique.aliases)}
+    near = dict.fromkeys(known[match] for match in difflib.get_close_matches(wanted, known, n=3, cutoff=0.5))
+    hint = f"did you mean {' or '.join(near)}?" if near else "`hotlap explain` lists them all."
+    raise HotlapError(f"There is no technique called {name!r}; {hint}")
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", "-").replace(" ", "-")

@@ -1,0 +1,123 @@
+"""Decoded samples kept in memory."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hotlap.source.edits import add_import, replace_node
+from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
+
+if TYPE_CHECKING:
+    from hotlap.observe.patch import Patch
+    from hotlap.observe.run import Run
+    from hotlap.source.calls import Call
+    from hotlap.source.edits import Edit
+    from hotlap.source.module import Site, Source
+
+OPEN_IMAGE = "PIL.Image.open"
+OTHER_READS = ("cv2.imread", "imageio.imread", "skimage.io.imread", "numpy.load", "pandas.read_csv", "torch.load")
+PART = "from hotlap.parts.image_cache import cached_open"
+
+
+class SampleCache(Technique):
+    """Images are read and decoded once, then taken from memory in every later epoch.
+
+    ## Why it is faster
+    A data set that opens its file in `__getitem__` reads and decodes the same bytes again in every epoch. Decoding one
+    photo takes about two milliseconds of one core; copying it from memory takes a fraction of that. The cache holds
+    what was decoded, before any transform, in one copy shared by all workers.
+
+    ## When it does not help
+    In the first epoch, and in scripts that train for one epoch only. When the decoded data set is much larger than the
+    memory granted, most lookups miss. When the loop does not wait for data, there is nothing to gain. The fix is marked
+    unsafe: it spends memory, and it makes the script import hotlap.
+
+    ## What changes numerically
+    Nothing: the same pixels reach the same transforms. Only what was read is kept, never the outcome of something
+    random, so augmentation goes on drawing as before. A file that changes on disk is decoded again.
+
+    ## Claims
+    "Load the data set into memory" is in the tip lists, without a figure. It is not free advice: decoded pixels take
+    several times the room of the JPEG files (500 x 375 pixels are 550 KB), so the cache is bounded in bytes.
+    A page cache that holds the files already saves the disk, but not the decoding, which is mostly the larger part.
+    """
+
+    family = Family.WAIT
+    needs = Needs(package="PIL")
+    aliases = ("in-memory dataset", "cache", "Image.open")
+    traits = frozenset({"cached samples"})
+
+    def parity(self, run: Run | None) -> Parity:
+        return Parity.IDENTICAL
+
+    def spot(self, source: Source) -> Iterator[Site]:
+        if not source.mentions("__getitem__"):
+            return
+        for call in source.calls(OPEN_IMAGE, *OTHER_READS):
+            if not _is_in_dataset(call):
+                continue
+            if call.name == OPEN_IMAGE:
+                message = "the image is decoded again in every epoch; a cache keeps it in memory"
+                yield source.site(call.node, message, "unsafe" if _can_be_cached(call) else None)
+            elif call.node.args:
+                yield source.site(call.node, "the file is read again in every epoch; keep it in memory if it fits")
+
+    def seen(self, run: Run) -> bool | None:
+        if run.image_cache_hits:
+            return True
+        return False if run.images_opened else None
+
+    def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
+        if not run.images_opened:
+            return CannotHelp("no image file was opened through PIL")
+        if any(loader.trains and loader.num_workers and loader.start_method != "fork" for loader in run.loaders):
+            return CannotHelp("the loader's workers are spawned, so each would hold a copy of its own")
+        return [Try({}, run.share("wait"))]
+
+    def apply(self, patch: Patch, setting: Setting) -> None:
+        from hotlap.observe.imports import on_import
+
+        def cached(proceed: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+            from hotlap.parts.image_cache import cached_open
+
+            return cached_open(file, *args, original=proceed, **kwargs)
+
+        def make_pool() -> None:  # before any worker is forked, so that all share it
+            from hotlap.parts import image_cache
+
+            image_cache.set_limit(int(setting.get("bytes", 0)) or image_cache.default_limit_bytes())
+            patch.on_undo(image_cache.clear)
+
+        patch.at(patch.joints.image_opened, cached, depth=1)
+        patch.on_undo(on_import("PIL.Image", make_pool))
+
+    def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
+        assert isinstance(site.node, ast.Call)
+        imports = add_import(site.source, PART)
+        if "bytes" in setting:
+            limit = f"{site.source.lines.newline}set_limit({setting['bytes']})"
+            imports = [replace(one, text=one.text + limit) for one in add_import(site.source, f"{PART}, set_limit")]
+        return [*replace_node(site.source, site.node.func, "cached_open"), *imports]
+
+
+def _is_in_dataset(call: Call) -> bool:
+    """Whether a call stands in `__getitem__` of a class that is, or looks like, a map-style data set."""
+    source = call.source
+    method = source.enclosing(call.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    owner = source.parent(method) if method else None
+    if not isinstance(method, ast.FunctionDef) or method.name != "__getitem__" or not isinstance(owner, ast.ClassDef):
+        return False
+    has_length = any(isinstance(one, ast.FunctionDef) and one.name == "__len__" for one in owner.body)
+    bases = [source.name_of(base) or "" for base in owner.bases]
+    return has_length or any(base.endswith("Dataset") for base in bases)
+
+
+def _can_be_cached(call: Call) -> bool:
+    """One argument, as the part takes; and the name it would go by is still free."""
+    bound = [binding for scope in call.source.names.scopes for binding in scope.bindings.get("cached_open", [])]
+    is_free = all(binding.qualified == "hotlap.parts.image_cache.cached_open" for binding in bound)
+    has_one = len(call.node.args) == 1 and not call.node.keywords and not isinstance(call.node.args[0], ast.Starred)
+    return is_free and has_one

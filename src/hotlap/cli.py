@@ -1,0 +1,377 @@
+"""The commands: one function each, which parses, calls and renders. The only file that imports everything, and that
+only when it is needed: `hotlap --help` loads neither torch nor a renderer."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import hotlap
+from hotlap.errors import HotlapError
+
+if TYPE_CHECKING:
+    from hotlap.observe.launch import Target
+    from hotlap.technique import Choice, Technique
+
+FIRST, SECOND, REST = "The three that matter", "Three that help", "And the rest"
+_SCRIPT = {"allow_interspersed_args": False}  # what follows the script belongs to the script
+
+app = typer.Typer(
+    help="Runs the PyTorch training script you already have faster, and proves that it is still the same training.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+Script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="as for python", show_default=False)]
+Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m")]
+Only = Annotated[str, typer.Option(help="only these techniques, comma-separated")]
+Skip = Annotated[str, typer.Option(help="all but these techniques, comma-separated")]
+Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="files and folders", show_default=False)]
+
+
+@app.command(rich_help_panel=FIRST, context_settings=_SCRIPT)
+def profile(
+    script: Script,
+    m: Module = False,
+    steps: Annotated[int, typer.Option(help="stop after so many steps; 0 = run to the end")] = 200,
+    seconds: Annotated[float, typer.Option(help="or after so many seconds of training; 0 = no limit")] = 60.0,
+    json_file: Annotated[str, typer.Option("--json", help="also write the report as JSON to this file")] = "",
+    html_file: Annotated[str, typer.Option("--html", help="also write the report as one HTML file")] = "",
+) -> int:
+    """Run the script as it is and say where every step went."""
+    from rich.console import Console
+
+    from hotlap.catalogue import TECHNIQUES
+    from hotlap.measure.profile import profile as measured
+    from hotlap.report import terminal
+    from hotlap.report.findings import to_json
+
+    report, code = measured(_target(script, m), TECHNIQUES, steps, seconds)
+    Console().print(terminal.profile(report))
+    if json_file:
+        _write(json_file, json.dumps(to_json(report), indent=1))
+    if html_file:
+        from hotlap.report import html
+
+        _write(html_file, html.profile(report))
+    return code
+
+
+@app.command(rich_help_panel=FIRST, context_settings=_SCRIPT)
+def tune(
+    script: Script,
+    m: Module = False,
+    budget: Annotated[str, typer.Option(help="time to spend, as 90s, 5m, 1h")] = "5m",
+    report: Annotated[str, typer.Option(help="folder for the report")] = "hotlap-report",
+    only: Only = "",
+    skip: Skip = "",
+    allow: Annotated[str, typer.Option(help="'different' also tries what makes it another training")] = "",
+    allow_network: Annotated[bool, typer.Option(help="let trials use the network")] = False,
+    accept_writes: Annotated[bool, typer.Option(help="go on where trials cannot be kept from writing files")] = False,
+) -> int:
+    """Find the fastest plan that is still the same training, and write it to hotlap.toml."""
+    from rich.console import Console
+
+    from hotlap import plan as plans
+    from hotlap.measure.tune import Wishes
+    from hotlap.measure.tune import tune as measured
+    from hotlap.report import folder, terminal
+    from hotlap.report.live import LiveTrials
+
+    if allow not in ("", "different"):
+        raise HotlapError(f"--allow takes 'different', not {allow!r}")
+    target, console = _target(script, m), Console()
+    wishes = Wishes(_seconds(budget), None, allow == "different", allow_network, accept_writes)
+    chosen, left_out = _chosen(only, skip)
+    with LiveTrials(console, wishes.budget_seconds) as live:
+        result, plan = measured(target, chosen, left_out, wishes, live)
+    written = folder.write(result, report)
+    if plan is not None:
+        plans.write(target.path, plan)
+    else:
+        plans.remove(target.path)
+    console.print()
+    console.print(terminal.tune(result))
+    console.print(f"report: {os.path.join(written, 'report.html')}", style="dim", highlight=False)
+    return 0
+
+
+@app.command(rich_help_panel=FIRST, context_settings=_SCRIPT)
+def run(
+    script: Script,
+    m: Module = False,
+    with_: Annotated[str, typer.Option("--with", help="these techniques instead of a plan, comma-separated")] = "",
+    no_plan: Annotated[bool, typer.Option(help="apply nothing, only watch")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="not a word from hotlap")] = False,
+) -> Any:
+    """Run the script the fast way: with its plan, or with the techniques you name."""
+    from hotlap.drive import drive
+
+    target = _target(script, m)
+    target.check()
+    if with_:
+        choices, words = _named(with_), ""
+    elif no_plan:
+        choices, words = [], "no plan wanted"
+    else:
+        choices, words = _planned(target)
+    return functools.partial(drive, target, choices, words, quiet)  # run outside the command parser: see main
+
+
+@app.command(rich_help_panel=SECOND)
+def check(
+    paths: Paths,
+    format: Annotated[str, typer.Option(help="text, json, sarif or github")] = "text",
+    only: Only = "",
+    skip: Skip = "",
+) -> int:
+    """Read source and report speed and memory mistakes. Exit code 1 when it found something, 2 on error."""
+    from hotlap.report import check as rendering
+    from hotlap.report.findings import Finding
+    from hotlap.source.check import check as spotted
+
+    chosen, _ = _chosen(only, skip)
+    found, troubles = spotted(paths, chosen)
+    findings = []
+    for name, site in ((one.technique_id, one.site) for one in found):
+        excerpt = site.source.text.splitlines()[site.line - 1]
+        findings.append(Finding(name, str(site.source.path), site.line, site.column, site.message, site.fix, excerpt))
+    print(rendering.render(findings, format, rules=[(technique.id, technique.summary) for technique in chosen]))
+    for trouble in troubles:
+        _say(trouble)
+    return 2 if troubles else 1 if findings else 0
+
+
+@app.command(rich_help_panel=SECOND)
+def fix(
+    paths: Paths,
+    diff: Annotated[bool, typer.Option("--diff", help="show the changes, write nothing")] = False,
+    plan: Annotated[str, typer.Option(help="write exactly what this hotlap.toml keeps")] = "",
+    unsafe: Annotated[bool, typer.Option(help="also fixes that may change numerics or behaviour")] = False,
+    only: Only = "",
+    skip: Skip = "",
+) -> int:
+    """Write the fixes into the source: safe ones, or exactly what a plan keeps."""
+    from hotlap.plan import read_file
+    from hotlap.source.check import python_files
+    from hotlap.source.fix import replace_file, rewritten, unified_diff
+    from hotlap.source.module import Source
+
+    troubles: list[str] = []
+    planned = {one.script: one for one in read_file(plan)} if plan else {}
+    if plan and not planned:
+        raise HotlapError(f"{plan} holds no plan: run `hotlap tune` first")
+    changed = 0
+    for path in python_files(paths, troubles):
+        if plan and os.path.basename(path) not in planned:
+            continue
+        choices = planned[os.path.basename(path)].choices(_find) if plan else _defaults(only, skip)
+        try:
+            source = Source.read(path)
+        except HotlapError as error:
+            troubles.append(str(error))
+            continue
+        result = rewritten(source, [(c.technique, c.setting) for c in choices], unsafe=unsafe or bool(plan))
+        for choice in choices if plan else []:
+            if choice.technique.id not in result.techniques:
+                _say(f"{path}: {choice} cannot be written into this source; `hotlap run` still applies it")
+        if result.text == source.text:
+            continue
+        changed += 1
+        if diff:
+            sys.stdout.write(unified_diff(source.text, result.text, path))
+        else:
+            replace_file(path, result.text)
+            print(f"fixed {path}")
+    for trouble in troubles:
+        _say(trouble)
+    if not changed and not troubles:
+        print("nothing to fix" if plan or unsafe else "nothing to fix safely: --unsafe shows what else could be done")
+    return 2 if troubles else 0
+
+
+@app.command(rich_help_panel=SECOND)
+def env(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> int:
+    """Is this machine ready to train fast? Exit code 1 when something can be mended."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from hotlap.observe.machine import Machine
+    from hotlap.observe.readiness import readiness
+
+    machine = Machine.read()
+    rows = readiness(machine)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        marks = {True: "[green]ok[/]", False: "[red]mend[/]", None: "[dim]-[/]"}
+        for row in rows:
+            remedy = f"\n[bold]{row.remedy}[/]" if row.remedy else ""
+            table.add_row(marks[row.ok], row.name, row.finding + remedy)
+        console = Console()
+        console.print(machine.hardware, style="bold", highlight=False)
+        console.print(table)
+    return int(any(row.ok is False for row in rows))
+
+
+@app.command(rich_help_panel=REST)
+def explain(
+    technique: Annotated[str, typer.Argument(help="a name or an alias", show_default=False)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="the catalogue as JSON")] = False,
+) -> int:
+    """What hotlap knows: the catalogue, or one technique in full. Knows the names people search for."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+    from rich.table import Table
+
+    from hotlap.catalogue import TECHNIQUES
+    from hotlap.explain import page, row
+
+    console = Console()
+    if as_json:
+        print(json.dumps([row(one) for one in ([_find(technique)] if technique else TECHNIQUES)], indent=1))
+    elif technique:
+        console.print(Markdown(page(_find(technique))))
+    else:
+        table = Table("technique", "saves from", "parity", "what you gain", box=None, pad_edge=False)
+        for one in TECHNIQUES:
+            table.add_row(one.id, one.family.value, one.weakest_parity.value, one.summary)
+        console.print(table)
+    return 0
+
+
+@app.command(rich_help_panel=REST)
+def report(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="where a report was written", show_default=False)],
+    format: Annotated[str, typer.Option(help="text, html, md, tex or json")] = "text",
+) -> int:
+    """Render a saved report again."""
+    from hotlap.report import folder
+
+    print(folder.render(folder.read(directory), format))
+    return 0
+
+
+@app.callback(invoke_without_command=True)
+def version(version: Annotated[bool, typer.Option("--version", help="show the version")] = False) -> None:
+    if version:
+        print(hotlap.__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Exit codes: the script's own for `run` and `profile`; 0 or 1 where a command says so; 2 when hotlap could not do
+    what was asked, with one sentence on stderr."""
+    try:
+        result = app(_as_python_would(sys.argv[1:]), standalone_mode=False, prog_name="hotlap")
+    except HotlapError as error:
+        _say(str(error))
+        sys.exit(2)
+    except typer.Abort:
+        _say("stopped")
+        sys.exit(130)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not the parser's own: ours, and a bug
+            raise
+        _say(f"{error.format_message().rstrip('.')}: see `hotlap --help`")
+        sys.exit(2)
+    if callable(result):
+        result = result()
+    sys.exit(result)
+
+
+def _as_python_would(arguments: list[str]) -> list[str]:
+    """After `-m NAME` everything belongs to the module, options too: say so to the parser."""
+    commands: Any = typer.main.get_command(app)
+    command = commands.commands.get(arguments[0]) if arguments else None
+    if command is None:
+        return arguments
+    values = {name for option in command.params if not getattr(option, "is_flag", True) for name in option.opts}
+    place = 1
+    while place < len(arguments) and arguments[place].startswith("-"):
+        if arguments[place] == "-m":
+            return [*arguments[: place + 1], "--", *arguments[place + 1 :]]
+        place += 2 if arguments[place] in values else 1
+    return arguments
+
+
+def _target(script: list[str], is_module: bool) -> Target:
+    from hotlap.observe.launch import Target
+
+    return Target(script[0], tuple(script[1:]), is_module)
+
+
+def _find(name: str) -> Technique:
+    from hotlap.catalogue import find
+
+    return find(name)
+
+
+def _chosen(only: str, skip: str) -> tuple[list[Technique], list[Any]]:
+    from hotlap.catalogue import TECHNIQUES
+    from hotlap.report.findings import NotTried
+
+    wanted = {_find(name).id for name in only.split(",") if name.strip()} or {one.id for one in TECHNIQUES}
+    unwanted = {_find(name).id for name in skip.split(",") if name.strip()}
+    chosen = [one for one in TECHNIQUES if one.id in wanted - unwanted]
+    left_out = [NotTried(one.id, "left out by --only or --skip") for one in TECHNIQUES if one not in chosen]
+    return chosen, left_out
+
+
+def _defaults(only: str, skip: str) -> list[Choice]:
+    from hotlap.technique import Choice
+
+    return [Choice(one, one.default) for one in _chosen(only, skip)[0] if "rewrite" in one.verbs]
+
+
+def _named(names: str) -> list[Choice]:
+    from hotlap.technique import Choice
+
+    found = [_find(name) for name in names.split(",") if name.strip()]
+    for one in found:
+        if "apply" not in one.verbs:
+            raise HotlapError(f"{one.id} cannot be applied to a running script: see `hotlap explain {one.id}`")
+    return [Choice(one, one.default) for one in found]
+
+
+def _planned(target: Target) -> tuple[list[Choice], str]:
+    from hotlap import plan as plans
+    from hotlap.observe.machine import Machine
+
+    plan = plans.read(target.path)
+    if plan is None:
+        return [], "no plan for this script: `hotlap tune` makes one"
+    machine = Machine.read()
+    changed = plan.mismatches(target.path, machine.hardware, machine.torch)
+    words = f"{' and '.join(changed)} changed since it was tuned: tune again for a new proof" if changed else ""
+    return plan.choices(_find), words
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
+    if not match:
+        raise HotlapError(f"--budget takes a time such as 90s, 5m or 1h, not {text!r}")
+    return float(match[1]) * {"s": 1, None: 1, "m": 60, "min": 60, "h": 3600}[match[2]]
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise HotlapError(f"{path} cannot be written ({error.strerror}): name another place") from None
+
+
+def _say(sentence: str) -> None:
+    print(f"hotlap: {sentence}", file=sys.stderr)

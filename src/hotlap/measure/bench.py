@@ -1,0 +1,129 @@
+"""Timing plans by trials: a plan in, a level (seconds a step) out, with every raw series kept for the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from hotlap.measure.order import Order
+from hotlap.measure.stats import level
+from hotlap.measure.trial import Trial, Trials
+from hotlap.measure.warmup import warmup_steps
+from hotlap.observe.run import Run
+from hotlap.report.findings import TrialTimes
+from hotlap.technique import Choice
+
+Role = Literal["baseline", "screen", "confirm", "ablation"]
+_DISTURBED = 0.05  # run-queue delay as a share of wall clock times threads
+_EPOCH_ALLOWANCE = 4.0  # a trial may be so many times longer to see past the end of an epoch
+
+
+class Listener(Protocol):
+    """Hears what happens, for a live display."""
+
+    def started(self, label: str, role: str) -> None: ...
+    def stepped(self, steps: int) -> None: ...
+    def ended(self, label: str, role: str, verdict: str) -> None: ...
+    def said(self, sentence: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One timed process: its level, or why it has none."""
+
+    level: float | None
+    run: Run | None
+    ending: str
+    seconds: float
+    settled: bool = True
+    log: str = ""
+
+
+class Bench:
+    """Runs timing trials of one script and keeps what they showed."""
+
+    def __init__(self, trials: Trials, order: Order, trial_seconds: float, listener: Listener) -> None:
+        self._trials, self._order, self._listener = trials, order, listener
+        self._seconds, self._steps_at_least = trial_seconds, 24
+        self.times: list[TrialTimes] = []
+        self.started = time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def disturbed_share(self) -> float:
+        return sum(t.disturbed for t in self.times) / len(self.times) if self.times else 0.0
+
+    def see_past_an_epoch(self, run: Run) -> bool:
+        """Lengthen trials so that caches fill and the last, smaller batch shows up, where that is affordable."""
+        steps = [-(-ld.length // ld.batch_size) for ld in run.loaders if ld.trains and ld.length and ld.batch_size]
+        if not steps or not run.step_seconds:
+            return False
+        wanted = min(steps) + 24
+        if wanted * level(run.step_seconds) > _EPOCH_ALLOWANCE * self._seconds:
+            return False
+        self._steps_at_least = max(self._steps_at_least, wanted)
+        return True
+
+    def time(self, plan: Sequence[Choice], label: str, role: Role) -> Timing:
+        """One trial; a disturbed one is repeated once, whichever arm it belongs to."""
+        timing = self._once(plan, label, role)
+        if timing.level is not None and self.times[-1].disturbed:
+            again = self._once(plan, label, role)
+            timing = again if again.level is not None else timing
+        return timing
+
+    def parity(self, plan: Sequence[Choice], label: str, role: str, folder: str, steps: int) -> Trial:
+        self._listener.started(label, "parity")
+        order = dataclasses.replace(
+            self._order,
+            choices=[choice.to_json() for choice in plan],
+            steps=steps,
+            parity=role,
+            parity_folder=folder,
+            seed=1,
+        )
+        trial = self._trials.run(order, self._listener.stepped)
+        self._listener.ended(label, "parity", trial.ending)
+        return trial
+
+    def _once(self, plan: Sequence[Choice], label: str, role: Role) -> Timing:
+        self._listener.started(label, role)
+        order = dataclasses.replace(
+            self._order,
+            choices=[choice.to_json() for choice in plan],
+            seconds=self._seconds,
+            steps_at_least=self._steps_at_least,
+        )
+        trial = self._trials.run(order, self._listener.stepped)
+        timing = _timing(trial)
+        run = trial.run
+        if run is not None:
+            waited = run.queue_seconds / max(run.wall_seconds * run.threads, 1e-9)
+            warm = warmup_steps(run.step_seconds) or 0
+            disturbed = waited > _DISTURBED
+            self.times.append(
+                TrialTimes(label, role, trial.ending, run.step_seconds, warm, run.startup_seconds, disturbed)
+            )
+        self._listener.ended(label, role, trial.ending if timing.level is None else f"{1e3 * timing.level:.1f} ms")
+        return timing
+
+
+def _timing(trial: Trial) -> Timing:
+    run = trial.run
+    if run is not None and run.withdrawn:
+        return Timing(None, run, f"could not be applied: {run.withdrawn[0]}", trial.seconds, log=trial.log)
+    if run is None or not trial.good:
+        return Timing(None, run, trial.ending, trial.seconds, log=trial.log)
+    if any(loss != loss or loss in (float("inf"), float("-inf")) for loss in run.losses):
+        return Timing(None, run, "the loss became non-finite", trial.seconds)
+    if len(run.step_seconds) < 3:
+        return Timing(None, run, f"only {len(run.step_seconds)} training steps were seen", trial.seconds, log=trial.log)
+    warm = warmup_steps(run.step_seconds)
+    rest = run.step_seconds[warm:] if warm is not None else run.step_seconds[len(run.step_seconds) // 3 :]
+    return Timing(level(rest), run, trial.ending, trial.seconds, warm is not None)

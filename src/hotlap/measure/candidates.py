@@ -1,0 +1,90 @@
+"""Which techniques are worth a trial here: what the baseline's record says of each."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hotlap.observe.run import Run
+from hotlap.technique import CannotHelp, Choice, Needs, Parity, Technique, Try
+
+LEAST_SHARE = 0.02  # a technique that could save less of the step is not tried
+
+
+@dataclass(frozen=True)
+class Candidate:
+    technique: Technique
+    tries: tuple[Try, ...]  # most promising first
+    parity: Parity
+
+    @property
+    def most(self) -> float:
+        return max(attempt.most for attempt in self.tries)
+
+    def choice(self, number: int = 0) -> Choice:
+        return Choice(self.technique, self.tries[number].setting)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    technique: Technique
+    reason: str
+    in_use: bool = False
+
+
+def consider(technique: Technique, run: Run, allow_different: bool = False) -> Candidate | Skipped:
+    """One technique against one run: worth trying, already in use, or of no help, with the reason."""
+    if technique.seen(run):
+        return Skipped(technique, "already in use", in_use=True)
+    if "apply" not in technique.verbs:
+        return Skipped(technique, "can only be written into source: see `hotlap check`")
+    missing = _missing(technique.needs, run)
+    if missing:
+        return Skipped(technique, missing)
+    parity = technique.parity(run)
+    if parity is Parity.DIFFERENT and not allow_different:
+        return Skipped(technique, "makes it another training: ask for it with --allow different")
+    tries = technique.settings(run)
+    if isinstance(tries, CannotHelp):
+        return Skipped(technique, tries.reason)
+    candidate = Candidate(technique, tuple(tries), parity)
+    if candidate.most < LEAST_SHARE:
+        return Skipped(technique, f"could save at most {100 * candidate.most:.1f} % of a step")
+    return candidate
+
+
+def partners(candidate: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
+    """Those whose traits make this one worth more, or the other way round."""
+    return [
+        other
+        for other in others
+        if other.technique is not candidate.technique
+        and (
+            candidate.technique.helps_with & other.technique.traits
+            or other.technique.helps_with & candidate.technique.traits
+        )
+    ]
+
+
+def clash(choice: Choice, plan: Sequence[Choice]) -> Choice | None:
+    """The member of a plan this choice cannot live with."""
+    mine = choice.technique
+    for other in plan:
+        if mine.excludes & other.technique.traits or other.technique.excludes & mine.traits:
+            return other
+    return None
+
+
+def _missing(needs: Needs, run: Run) -> str | None:
+    if needs.device and needs.device != run.device:
+        return f"needs {needs.device}; this run was on {run.device}"
+    if needs.torch and _version(run.torch) < _version(needs.torch):
+        return f"needs torch {needs.torch} or newer; this is {run.torch}"
+    if needs.package and importlib.util.find_spec(needs.package) is None:
+        return f"needs the package {needs.package}: pip install {needs.package}"
+    return None
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:2])

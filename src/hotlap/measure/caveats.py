@@ -1,0 +1,19 @@
+"""Everything that makes a figure less certain, each with the advice that fits. One place, one wording."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Caveat(Enum):
+    NOISY = "more than a third of the trials were disturbed by other work: close it, or give a larger --budget"
+    UNPROTECTED = "trials ran without protection: files the script writes were really written"
+    SHORT = "the script ends after {steps} steps, so trials were short: give it more epochs for a firmer figure"
+    UNSETTLED = "step times never settled, so whole trials were used: give a larger --budget"
+    NO_EPOCH_END = "no trial reached the end of an epoch: what happens there was not compared"
+    TOO_LARGE = "the model is too large to compare whole states: parity rests on batches, losses and norms"
+    NOT_CONFIRMED = "the budget ended before the gain was proven by pairs: try --budget {budget}"
+    REPEATS_ITSELF_NOT = "the script does not repeat itself bit for bit, so equality is judged by its own spread"
+
+    def text(self, **facts: object) -> str:
+        return self.value.format(**facts)

@@ -1,0 +1,30 @@
+"""What a trial is told to do, as data that crosses to its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Order:
+    """One process: the script, the techniques, how long. Exchanged as JSON between tuner, server and trial."""
+
+    name: str  # the script's path, or its dotted name
+    arguments: list[str] = field(default_factory=list)
+    is_module: bool = False
+    cwd: str = "."
+    choices: list[dict[str, Any]] = field(default_factory=list)  # technique.Choice as JSON
+    steps: int = 0  # stop after so many steps ...
+    seconds: float = 0.0  # ... or after so long once `steps_at_least` are done; 0 = to the script's end
+    steps_at_least: int = 0
+    limit_seconds: float = 600.0  # a trial that is still there then is killed
+    folder: str = ""  # where record, log and parity tensors are exchanged
+    protected: bool = True
+    allow_network: bool = False
+    watched: bool = True
+    waits: bool = False  # also watch host syncs and copies
+    parity: str | None = None  # "reference" stores forced steps, "candidate" is held against them
+    parity_folder: str = ""
+    seed: int = 0
+    real: bool = False  # the user's own run, in its own terminal: it ends as the script ends

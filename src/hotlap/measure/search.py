@@ -1,0 +1,329 @@
+"""Which trials, in what order: from the baseline's shares to a plan whose total gain is proven and whose training is
+the same. Screening is by single trials; only the confirmed total is a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hotlap.errors import HotlapError
+from hotlap.measure.bench import Bench, Listener, Timing
+from hotlap.measure.candidates import Candidate, Skipped, clash, consider, partners
+from hotlap.measure.caveats import Caveat
+from hotlap.measure.parity import STEPS, judge
+from hotlap.measure.stats import LOOKS, Comparison, Decision, calibration_sd, compare, smallest_gain
+from hotlap.observe.run import Run
+from hotlap.report.findings import Ablation, Interval, NotTried, ParityCheck, Rejected
+from hotlap.technique import Choice, Parity, Technique
+
+KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this
+CONFIRM_SHARE = 0.35  # of the budget, kept back for proof
+
+
+@dataclass
+class Found:
+    """What the search knows so far. Valid at any moment, so that an interrupt keeps the best so far."""
+
+    plan: list[Choice] = field(default_factory=list)
+    gains: dict[str, float] = field(default_factory=dict)  # screened, by technique
+    parities: dict[str, Parity] = field(default_factory=dict)
+    rejected: list[Rejected] = field(default_factory=list)
+    not_tried: list[NotTried] = field(default_factory=list)
+    ablation: list[Ablation] = field(default_factory=list)
+    checks: list[ParityCheck] = field(default_factory=list)
+    comparison: Comparison | None = None
+    baselines: list[float] = field(default_factory=list)
+    plans: list[float] = field(default_factory=list)  # levels of the plan in confirmation
+    before: Run | None = None
+    after: Run | None = None
+    caveats: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def confirmed(self) -> bool:
+        return self.comparison is not None and self.comparison.decision is Decision.CLAIM
+
+
+class Search:
+    def __init__(
+        self,
+        bench: Bench,
+        techniques: Sequence[Technique],
+        budget_seconds: float,
+        parity_folder: str,
+        listener: Listener,
+        allow_different: bool = False,
+    ) -> None:
+        self._bench, self._techniques, self._budget = bench, techniques, budget_seconds
+        self._parity_folder, self._listener, self._allow_different = parity_folder, listener, allow_different
+        self._trial_seconds = 0.0  # what one trial costs, start-up included
+        self._best = 0.0
+        self._alone: dict[str, float] = {}
+        self.found = Found()
+
+    def run(self) -> Found:
+        try:
+            self._baseline()
+            self._screen()
+            self._check_parity()
+            self._confirm()
+            self._ablate()
+        except KeyboardInterrupt:
+            self.found.interrupted = True
+        if self._bench.disturbed_share > 1 / 3:
+            self.found.caveats.append(Caveat.NOISY.text())
+        return self.found
+
+    # 1. where does it stand? ----------------------------------------------------------------------------------------
+
+    def _baseline(self) -> None:
+        first = self._bench.time([], "baseline", "baseline")
+        if first.level is None or first.run is None:
+            raise HotlapError(_no_baseline(first))
+        if not self._bench.see_past_an_epoch(first.run):
+            self.found.caveats.append(Caveat.NO_EPOCH_END.text())
+        second = self._bench.time([], "baseline", "baseline")
+        if second.level is None or second.run is None:
+            raise HotlapError(_no_baseline(second))
+        if second.ending == "finished":
+            self.found.caveats.append(Caveat.SHORT.text(steps=second.run.steps))
+        if not second.settled:
+            self.found.caveats.append(Caveat.UNSETTLED.text())
+        self.found.before = second.run
+        self.found.baselines = [first.level, second.level]
+        self._best = min(first.level, second.level)
+        self._trial_seconds = second.seconds
+
+    # 2. what helps? -------------------------------------------------------------------------------------------------
+
+    def _screen(self) -> None:
+        waiting = self._candidates(self.found.before)
+        fit = int(max(0.0, self._until_confirmation) / self._trial_seconds)
+        self._listener.said(
+            f"a trial takes {self._trial_seconds:.1f} s; {len(waiting)} candidates, room for {fit} trials and the proof"
+            f" in {self._budget:.0f} s"
+        )
+        failed: list[Candidate] = []
+        while waiting:
+            waiting.sort(key=lambda candidate: -candidate.most)
+            candidate = waiting.pop(0)
+            if self._until_confirmation < self._trial_seconds:
+                self.found.not_tried.append(NotTried(candidate.technique.id, "the budget ended: try a larger --budget"))
+                continue
+            timing = self._try([candidate.choice()])
+            if timing is not None:
+                self._refine(candidate)
+                waiting = self._renewed(waiting, timing.run)
+            else:
+                failed.append(candidate)
+        self._try_partners(failed)
+
+    def _candidates(self, run: Run | None) -> list[Candidate]:
+        assert run is not None
+        found = []
+        for technique in self._techniques:
+            verdict = consider(technique, run, self._allow_different)
+            if isinstance(verdict, Skipped):
+                self.found.not_tried.append(NotTried(technique.id, verdict.reason))
+            else:
+                self.found.parities[technique.id] = verdict.parity
+                found.append(verdict)
+        return found
+
+    def _renewed(self, waiting: list[Candidate], run: Run | None) -> list[Candidate]:
+        """Bounds from where the steps go now: once the wait is gone, compute matters."""
+        if run is None:
+            return waiting
+        renewed = []
+        for candidate in waiting:
+            verdict = consider(candidate.technique, run, self._allow_different)
+            if isinstance(verdict, Candidate):
+                renewed.append(verdict)
+            else:
+                self.found.not_tried.append(NotTried(candidate.technique.id, f"with the plan so far: {verdict.reason}"))
+        return renewed
+
+    def _try(self, choices: list[Choice]) -> Timing | None:
+        """One trial of the plan so far plus these; taken in when faster."""
+        label = " + ".join(map(str, choices))
+        enemy = next((clash(choice, self.found.plan) for choice in choices if clash(choice, self.found.plan)), None)
+        if enemy is not None:
+            self._reject(choices, f"cannot live with {enemy.technique.id}, which is already in the plan")
+            return None
+        timing = self._bench.time([*self.found.plan, *choices], label, "screen")
+        if timing.level is None:
+            self._reject(choices, timing.ending)
+            return None
+        ratio = self._best / timing.level
+        if not self.found.plan and len(choices) == 1:
+            self._alone[choices[0].technique.id] = ratio
+        if ratio < KEEP_GAIN:
+            self._reject(choices, f"{ratio:.2f}x: {'slower' if ratio < 0.98 else 'no gain'} in a trial")
+            return None
+        for choice in choices:
+            self.found.gains[choice.technique.id] = ratio
+        self.found.plan += choices
+        self._best, self.found.after = timing.level, timing.run
+        return timing
+
+    def _refine(self, candidate: Candidate) -> None:
+        """Other settings of a winner, while there is room for them."""
+        for number in range(1, len(candidate.tries)):
+            if self._until_confirmation < 2 * self._trial_seconds:
+                return
+            choice = candidate.choice(number)
+            rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
+            timing = self._bench.time([*rest, choice], str(choice), "screen")
+            if timing.level is None or self._best / timing.level < KEEP_GAIN:
+                ratio = "" if timing.level is None else f"{self._best / timing.level:.2f}x against the setting kept"
+                self._reject([choice], ratio or timing.ending)
+                continue
+            self.found.gains[candidate.technique.id] *= self._best / timing.level
+            self.found.plan = [*rest, choice]
+            self._best, self.found.after = timing.level, timing.run
+
+    def _try_partners(self, failed: list[Candidate]) -> None:
+        """Two that did nothing alone may gain together, such as a layout and the precision it was made for."""
+        for candidate in failed:
+            for partner in partners(candidate, failed[failed.index(candidate) + 1 :]):
+                if self._until_confirmation > self._trial_seconds:
+                    self._try([candidate.choice(), partner.choice()])
+
+    def _reject(self, choices: list[Choice], reason: str) -> None:
+        for choice in choices:
+            together = f" together with {' + '.join(str(c) for c in choices if c is not choice)}"
+            suffix = together if len(choices) > 1 else ""
+            self.found.rejected.append(Rejected(choice.technique.id, dict(choice.setting), reason + suffix))
+
+    # 3. is it the same training? ------------------------------------------------------------------------------------
+
+    def _check_parity(self) -> None:
+        if not self.found.plan:
+            return
+        reference = self._bench.parity([], "reference", "reference", self._parity_folder, STEPS)
+        repeat = self._bench.parity([], "reference again", "candidate", self._parity_folder, STEPS)
+        if reference.parity is None or repeat.parity is None:
+            self._drop_all(f"parity could not be checked: {reference.ending}")
+            return
+        if any(figure.get("gradient", 0) for figure in repeat.parity["figures"]):
+            self.found.caveats.append(Caveat.REPEATS_ITSELF_NOT.text())
+        checks = self._judged(self.found.plan, "plan", reference.parity, repeat.parity)
+        if not _passed(checks) and len(self.found.plan) > 1:
+            for choice in list(self.found.plan):
+                alone = self._judged([choice], str(choice), reference.parity, repeat.parity)
+                if not _passed(alone):
+                    self._drop(choice, _failure(alone))
+            if self.found.plan:
+                checks = self._judged(self.found.plan, "plan", reference.parity, repeat.parity)
+        self.found.checks = checks
+        if self.found.plan and not _passed(checks):
+            self._drop_all(_failure(checks))
+
+    def _judged(self, plan: list[Choice], label: str, reference: dict, repeat: dict) -> list[ParityCheck]:  # type: ignore[type-arg]
+        trial = self._bench.parity(plan, f"parity of {label}", "candidate", self._parity_folder, STEPS)
+        if trial.parity is None or not trial.good:
+            return [ParityCheck(f"ended with {trial.ending}", 1.0, "= 0", False)]
+        levels = {self.found.parities[choice.technique.id] for choice in plan}
+        level = Parity.IDENTICAL if levels == {Parity.IDENTICAL} else Parity.EQUIVALENT
+        return judge(level, reference, repeat, trial.parity)
+
+    def _drop(self, choice: Choice, reason: str) -> None:
+        self.found.plan.remove(choice)
+        self._reject([choice], f"not the same training: {reason}")
+
+    def _drop_all(self, reason: str) -> None:
+        for choice in list(self.found.plan):
+            self._drop(choice, reason)
+
+    # 4. is it really faster? --------------------------------------------------------------------------------------
+
+    def _confirm(self) -> None:
+        """Pairs in the order A B B A, judged at the looks. Also gives the A-against-A spread its numbers."""
+        if not self.found.plan:
+            return
+        baselines: list[float] = []
+        for pair in range(LOOKS[-1]):
+            if pair >= LOOKS[0] and self._bench.spent + 2 * self._trial_seconds > self._budget:
+                break
+            arms = ("baseline", "plan") if pair % 2 == 0 else ("plan", "baseline")
+            levels = {}
+            for arm in arms:
+                timing = self._bench.time(self.found.plan if arm == "plan" else [], arm, "confirm")
+                if timing.level is None:
+                    self._drop_all(f"in confirmation it ended with {timing.ending}")
+                    return
+                levels[arm] = timing.level
+                if arm == "plan":
+                    self.found.after = timing.run
+            baselines.append(levels["baseline"])
+            self.found.plans.append(levels["plan"])
+            sd = calibration_sd(self.found.baselines + baselines)
+            self.found.comparison = compare(baselines, self.found.plans, sd)
+            if len(baselines) in LOOKS and self.found.comparison.decision is not Decision.GO_ON:
+                break
+        self.found.baselines += baselines
+        if not self.found.confirmed:
+            assert self.found.comparison is not None
+            shown = self.found.comparison.interval
+            self._drop_all(
+                f"the whole plan's gain was not shown: {shown.ratio:.2f}x ({shown.low:.2f} to {shown.high:.2f})"
+            )
+            if self.found.comparison.decision is Decision.GO_ON:
+                self.found.caveats.append(Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s"))
+
+    # 5. what is each worth? -----------------------------------------------------------------------------------------
+
+    def _ablate(self) -> None:
+        """Each alone and each left out, by single trials, with what is left of the budget."""
+        if not self.found.confirmed:
+            return
+        for choice in self.found.plan:
+            name = choice.technique.id
+            alone, left_out = self._alone.get(name), None
+            if len(self.found.plan) > 1:
+                rest = [other for other in self.found.plan if other is not choice]
+                left_out = self._ratio(rest, f"without {choice}")
+                alone = alone if alone is not None else self._ratio([choice], f"{choice} alone")
+            self.found.ablation.append(Ablation(name, alone, left_out))
+
+    def _ratio(self, plan: list[Choice], label: str) -> float | None:
+        if self._bench.spent + self._trial_seconds > self._budget:
+            return None
+        timing = self._bench.time(plan, label, "ablation")
+        return None if timing.level is None else sorted(self.found.baselines)[0] / timing.level
+
+    @property
+    def _until_confirmation(self) -> float:
+        """Seconds left before the part of the budget that belongs to proof and parity."""
+        pairs = 2 * LOOKS[0] * self._trial_seconds
+        return self._budget - max(CONFIRM_SHARE * self._budget, pairs) - self._bench.spent
+
+
+def a_against_a(baselines: list[float]) -> Interval | None:
+    """The baseline against itself, judged like any other pair of arms: what no gain looks like here."""
+    if len(baselines) < 2:
+        return None
+    half = len(baselines) // 2
+    return compare(baselines[0 : 2 * half : 2], baselines[1 : 2 * half : 2], calibration_sd(baselines)).interval
+
+
+def least_visible(baselines: list[float]) -> float:
+    return smallest_gain(calibration_sd(baselines))
+
+
+def _passed(checks: list[ParityCheck]) -> bool:
+    return all(check.passed for check in checks)
+
+
+def _failure(checks: list[ParityCheck]) -> str:
+    failed = next(check for check in checks if not check.passed)
+    return f"{failed.what} {failed.figure:.3g}, allowed {failed.limit}"
+
+
+def _no_baseline(timing: Timing) -> str:
+    if timing.run is None and timing.ending in ("finished", "enough"):
+        return "the script ended without importing torch: name the script that trains"
+    if timing.run is not None and timing.ending.startswith("only "):
+        return f"{timing.ending}: name the script that trains, or give it arguments that train for longer"
+    last = timing.log.strip().split("\n")[-1][:200]
+    return f"the script does not run by itself ({timing.ending}{'; ' + last if last else ''}): mend that first"

@@ -1,0 +1,153 @@
+"""One tuning from script to report: the search, then what it found as findings and as a plan."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import hotlap
+from hotlap.errors import HotlapError
+from hotlap.measure import sandbox
+from hotlap.measure.bench import Bench, Listener
+from hotlap.measure.caveats import Caveat
+from hotlap.measure.order import Order
+from hotlap.measure.search import Found, Search, a_against_a, least_visible
+from hotlap.measure.trial import Trials
+from hotlap.observe.launch import Target
+from hotlap.observe.machine import Machine
+from hotlap.observe.run import Run
+from hotlap.plan import Entry, Plan, fingerprint
+from hotlap.report.findings import Facts, Kept, NotTried, TuneReport
+from hotlap.technique import Technique
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked of a tuning."""
+
+    budget_seconds: float = 300.0
+    trial_seconds: float | None = None  # None: a share of the budget
+    allow_different: bool = False
+    allow_network: bool = False
+    accept_writes: bool = False
+
+
+def tune(
+    target: Target, techniques: Sequence[Technique], left_out: Sequence[NotTried], wishes: Wishes, listener: Listener
+) -> tuple[TuneReport, Plan | None]:
+    """Search within the budget. A script that cannot be tuned is a HotlapError of one sentence."""
+    target.check()
+    unprotected = sandbox.available(wishes.allow_network)
+    if unprotected and not wishes.accept_writes:
+        raise HotlapError(
+            f"trials cannot be kept from writing files here ({unprotected}): add --accept-writes to let the script"
+            " write during trials as it does in a normal run"
+        )
+    order = Order(
+        name=target.name,
+        arguments=list(target.arguments),
+        is_module=target.is_module,
+        cwd=os.getcwd(),
+        protected=not unprotected,
+        allow_network=wishes.allow_network,
+        limit_seconds=max(60.0, wishes.budget_seconds / 2),
+    )
+    trial_seconds = wishes.trial_seconds or min(10.0, max(1.5, wishes.budget_seconds / 40))
+    with Trials() as trials:
+        bench = Bench(trials, order, trial_seconds, listener)
+        folder = trials.exchange("parity")
+        search = Search(bench, techniques, wishes.budget_seconds, folder, listener, wishes.allow_different)
+        found = search.run()
+    found.not_tried += left_out
+    if unprotected:
+        found.caveats.append(Caveat.UNPROTECTED.text())
+    if found.before is None:
+        raise HotlapError("stopped before the baseline was measured: run it again, or give a smaller --budget")
+    report = _report(target, found, bench)
+    return report, _plan(target, found, report)
+
+
+def facts(target: Target, trials: int, command: str = "tune") -> Facts:
+    machine = Machine.read()
+    return Facts(
+        hardware=machine.hardware,
+        driver=machine.driver,
+        torch=machine.torch or "",
+        command=f"hotlap {command} {shlex.join(target.command)}",
+        trials=trials,
+        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        hotlap=hotlap.__version__,
+    )
+
+
+def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
+    before = found.before
+    assert before is not None
+    kept = found.plan if found.confirmed else []
+    after = found.after if kept and found.after is not None else before
+    before_seconds = statistics.median(found.baselines)
+    comparison = found.comparison if kept else None
+    after_seconds = before_seconds / comparison.interval.ratio if comparison else before_seconds
+    saved = before_seconds - after_seconds
+    batches = [loader.batch_size for loader in before.loaders if loader.trains and loader.batch_size]
+    return TuneReport(
+        script=str(target),
+        arguments=list(target.arguments),
+        before_seconds=before_seconds,
+        after_seconds=after_seconds,
+        batch_samples=batches[0] if batches else None,
+        speedup=comparison.interval if comparison else None,
+        confirmed=found.confirmed and bool(kept),
+        kept=[
+            Kept(
+                choice.technique.id,
+                dict(choice.setting),
+                found.gains[choice.technique.id],
+                found.parities[choice.technique.id].value,
+            )
+            for choice in kept
+        ],
+        rejected=found.rejected,
+        not_tried=found.not_tried,
+        ablation=found.ablation,
+        ablation_label="screened",
+        parity=found.checks,
+        a_against_a=a_against_a(found.baselines),
+        smallest_gain=least_visible(found.baselines),
+        cost_seconds=bench.spent,
+        payback_steps=round(bench.spent / saved) if kept and saved > 0 else None,
+        shares_before=before.shares,
+        shares_after=after.shares,
+        peak_bytes_before=before.peak_bytes,
+        peak_bytes_after=after.peak_bytes,
+        losses_before=_thin(before),
+        losses_after=_thin(after) if kept else [],
+        trials=bench.times,
+        caveats=found.caveats,
+        facts=facts(target, len(bench.times)),
+    )
+
+
+def _thin(run: Run, most: int = 500) -> list[float]:
+    return run.losses[:: max(1, len(run.losses) // most)]
+
+
+def _plan(target: Target, found: Found, report: TuneReport) -> Plan | None:
+    if not report.kept or report.speedup is None or found.before is None:
+        return None
+    return Plan(
+        script=os.path.basename(target.path),
+        fingerprint=fingerprint(target.path),
+        date=report.facts.date,
+        hardware=report.facts.hardware,
+        torch=report.facts.torch,
+        device=found.before.device,
+        ratio=report.speedup.ratio,
+        low=report.speedup.low,
+        high=report.speedup.high,
+        entries=[Entry(kept.technique, kept.setting, kept.ratio) for kept in report.kept],
+    )

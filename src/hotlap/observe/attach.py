@@ -1,0 +1,37 @@
+"""Attaching to the process a script is about to run in: the joints, the chosen techniques, and a watch if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hotlap.observe.imports import on_import
+from hotlap.observe.joints import Joints
+from hotlap.observe.patch import Patch
+from hotlap.observe.watch import Watch
+
+
+class Attached:
+    """What hangs on the process. Everything waits for the script's own `import torch`."""
+
+    def __init__(self, choices: Iterable[Any], watch: Callable[[Patch], Watch] | None = None) -> None:
+        self.patch = Patch(Joints())
+        self.watch: Watch | None = None
+        self.applied: list[str] = []
+        self.withdrawn: list[str] = []
+        self._choices, self._make_watch = list(choices), watch
+        self._cancel = on_import("torch", self._torch_is_here)
+
+    def _torch_is_here(self) -> None:
+        if self._make_watch is not None:
+            self.watch = self._make_watch(self.patch)
+        for choice in self._choices:
+            try:
+                choice.technique.apply(self.patch, choice.setting)
+                self.applied.append(str(choice))
+            except Exception as error:  # a technique that breaks is withdrawn; the training goes on without it
+                self.withdrawn.append(f"{choice}: {type(error).__name__}: {error}")
+
+    def detach(self) -> None:
+        self._cancel()
+        self.patch.undo()

@@ -1,0 +1,135 @@
+"""What a loader, an optimizer or a root module is, as plain facts."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from typing import Any
+
+from hotlap.observe.roots import RootFinder
+from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts
+
+
+def loader_facts(loader: Any, draws: int, trains: bool, draws_random: bool | None) -> LoaderFacts:
+    from torch.utils.data import IterableDataset
+
+    iterable = isinstance(loader.dataset, IterableDataset)
+    context = loader.multiprocessing_context
+    return LoaderFacts(
+        dataset=type(loader.dataset).__name__,
+        batch_size=loader.batch_size,
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        pin_memory=bool(loader.pin_memory),
+        persistent_workers=bool(loader.persistent_workers),
+        iterable=iterable,
+        in_memory=is_in_memory(loader.dataset),
+        length=None if iterable else len(loader.dataset),
+        draws=draws,
+        trains=trains,
+        draws_random=draws_random,
+        private_generator=has_private_generator(loader.dataset),
+        start_method=start_method(context),
+    )
+
+
+def start_method(context: Any) -> str:
+    """How workers would start: as the script says, else by fork where the system has it."""
+    import multiprocessing
+
+    if context is None:
+        chosen = multiprocessing.get_start_method(allow_none=True)
+        return chosen or ("fork" if sys.platform.startswith("linux") else "spawn")
+    return context if isinstance(context, str) else str(context.get_start_method())
+
+
+def is_in_memory(dataset: Any) -> bool:
+    from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+    if isinstance(dataset, Subset):
+        return is_in_memory(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return all(map(is_in_memory, dataset.datasets))
+    return isinstance(dataset, TensorDataset)
+
+
+def has_private_generator(dataset: Any, depth: int = 3) -> bool:
+    """Whether the data set, or something it holds, owns a generator that loader workers would all share."""
+    import torch
+
+    kinds: tuple[type, ...] = (random.Random, torch.Generator)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kinds += (numpy.random.Generator, numpy.random.RandomState)
+    held = list(getattr(dataset, "__dict__", {}).values())
+    for value in list(held):
+        if isinstance(value, (list, tuple)) and len(value) <= 32:
+            held.extend(value)
+    if any(isinstance(value, kinds) for value in held):
+        return True
+    return depth > 0 and any(
+        has_private_generator(value, depth - 1)
+        for value in held
+        if hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor))
+    )
+
+
+def holds_device_memory(dataset: Any) -> bool:
+    """Whether the data set holds tensors on a device, which forked workers cannot touch."""
+    return any(getattr(value, "is_cuda", False) is True for value in getattr(dataset, "__dict__", {}).values())
+
+
+def global_generators() -> tuple[Any, ...]:
+    """The states of the generators a data set usually draws from."""
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy is not None else None
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        None if state is None else (state[1].tobytes(), state[2]),
+    )
+
+
+def optimizer_facts(optimizer: Any, updates: int, closure: bool) -> OptimizerFacts:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    groups = optimizer.param_groups
+    kind = type(optimizer)
+    return OptimizerFacts(
+        kind=f"{kind.__module__}.{kind.__qualname__}",
+        fused=bool(groups) and all(group.get("fused") for group in groups),
+        foreach=groups[0].get("foreach") if groups else None,
+        differentiable=any(group.get("differentiable") for group in groups),
+        capturable=any(group.get("capturable") for group in groups),
+        parameters=len(parameters),
+        elements=sum(p.numel() for p in parameters),
+        devices=tuple(sorted({p.device.type for p in parameters})),
+        dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+        sparse=any(p.grad is not None and p.grad.is_sparse for p in parameters),
+        updates=updates,
+        closure=closure,
+    )
+
+
+def root_facts(root: Any, roots: RootFinder, calls: int) -> RootFacts:
+    import torch
+
+    seen = roots.found[root]
+    weights = [p for p in root.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] * p.shape[3] > 1]
+    leaves = Counter(type(m).__name__ for m in root.modules() if next(m.children(), None) is None)
+    return RootFacts(
+        kind=type(root).__name__,
+        elements=sum(p.numel() for p in root.parameters()),
+        layers=dict(leaves),
+        channels_last=bool(weights)
+        and all(p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous() for p in weights),
+        input_channels_last=seen.input_channels_last,
+        input_dims=seen.input_dims,
+        parameter_dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in root.parameters()})),
+        autocast=seen.autocast,
+        compiled=type(root).__name__ == "OptimizedModule",
+        calls=calls,
+        stands_aside=roots.stands_aside(root),
+    )

@@ -1,0 +1,271 @@
+"""Every place where hotlap attaches to torch, drawn as the training loop it watches.
+
+    loader = DataLoader(...)            # loader_built(loader, bound)
+    optimizer = AdamW(...)              # optimizer_built(optimizer, bound)
+    for batch in loader:                # loader_started(loader), then batch_drawn(iterator) -> batch
+        image = Image.open(path)        #   image_opened(file, *rest) inside the data set, also in forked workers
+        out = model(batch)              # root_found(module) once, then root_called(root, args, kwargs) -> out
+        loss.backward()                 # loss_known(tensors, *rest)
+        optimizer.step()                # weights_updating(optimizer), weights_updated(optimizer)
+        total += loss.item()            # host_waited(name, tensor, *rest) -> value; batch moves: batch_moved(...)
+    torch.compile(model)                # compile_called()
+
+An `Around` joint stands round a call: a subscriber gets `proceed` first and may change what goes in and comes out.
+A `Notice` only tells. Nothing is attached while nobody subscribes, and the last one to leave detaches it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from hotlap.observe.imports import on_import
+from hotlap.observe.patch import Patch
+from hotlap.observe.roots import RootFinder
+
+WAITS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
+MOVES = ("to", "cuda")
+
+
+class _Joint:
+    def __init__(self, attach: Callable[[Patch], None], joints: Joints) -> None:
+        self._attach, self._joints = attach, joints
+        self._subscribers: list[tuple[int, Callable[..., Any]]] = []
+        self._attached: Patch | None = None
+
+    def subscribe(self, subscriber: Callable[..., Any], depth: int = 0) -> None:
+        self._subscribers.append((depth, subscriber))
+        self._subscribers.sort(key=lambda pair: -pair[0])  # deepest first; sort is stable
+        self._changed()
+        if self._attached is None:
+            self._attached = Patch(self._joints)
+            self._attach(self._attached)
+
+    def unsubscribe(self, subscriber: Callable[..., Any]) -> None:
+        self._subscribers = [pair for pair in self._subscribers if pair[1] != subscriber]
+        self._changed()
+        if not self._subscribers and self._attached is not None:
+            self._attached.undo()
+            self._attached = None
+
+    def _changed(self) -> None: ...
+
+
+class Notice(_Joint):
+    def __call__(self, *args: Any) -> None:
+        for _, subscriber in self._subscribers:
+            subscriber(*args)
+
+
+class Around(_Joint):
+    """`through(original, *args)` runs the original inside all subscribers."""
+
+    def _changed(self) -> None:
+        self._chains: dict[Any, Callable[..., Any]] = {}
+
+    def through(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        chain = self._chains.get(original)
+        if chain is None:
+            chain = original
+            for _, subscriber in self._subscribers:
+                chain = functools.partial(subscriber, chain)
+            self._chains[original] = chain
+        return chain(*args, **kwargs)
+
+
+class Joints:
+    def __init__(self) -> None:
+        self.loader_built = Around(self._at_loader_init, self)
+        self.loader_started = Notice(self._at_loader_iter, self)
+        self.batch_drawn = Around(self._at_iterator_next, self)
+        self.image_opened = Around(self._at_image_open, self)
+        self.optimizer_built = Around(self._at_optimizer_init, self)
+        self.root_found = Notice(self._at_first_calls, self)
+        self.root_called = Around(self._at_root_slots, self)
+        self.loss_known = Around(self._at_backward, self)
+        self.weights_updating = Notice(self._at_step_start, self)
+        self.weights_updated = Notice(self._at_step_end, self)
+        self.batch_moved = Around(lambda patch: self._at_tensor_methods(patch, MOVES, self.batch_moved), self)
+        self.host_waited = Around(lambda patch: self._at_tensor_methods(patch, WAITS, self.host_waited), self)
+        self.compile_called = Notice(self._at_compile, self)
+        self.roots = RootFinder(self)
+
+    # for batch in loader: --------------------------------------------------------------------------------------
+
+    def _at_loader_init(self, patch: Patch) -> None:
+        from torch.utils.data import DataLoader
+
+        patch.set(DataLoader, "__init__", _building(DataLoader.__init__, self.loader_built))
+
+    def _at_loader_iter(self, patch: Patch) -> None:
+        from torch.utils.data import DataLoader
+
+        original = DataLoader.__iter__
+
+        @functools.wraps(original)
+        def __iter__(loader: Any) -> Any:
+            self.loader_started(loader)
+            return original(loader)
+
+        patch.set(DataLoader, "__iter__", __iter__)
+
+    def _at_iterator_next(self, patch: Patch) -> None:
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        original, through = _BaseDataLoaderIter.__next__, self.batch_drawn.through
+
+        @functools.wraps(original)
+        def __next__(iterator: Any) -> Any:
+            return through(original, iterator)
+
+        patch.set(_BaseDataLoaderIter, "__next__", __next__)
+
+    def _at_image_open(self, patch: Patch) -> None:
+        def attach() -> None:
+            image = sys.modules["PIL.Image"]
+            original, through = image.open, self.image_opened.through
+
+            @functools.wraps(original)
+            def open(*args: Any, **kwargs: Any) -> Any:
+                return through(original, *args, **kwargs)
+
+            patch.set(image, "open", open)
+
+        patch.on_undo(on_import("PIL.Image", attach))
+
+    # out = model(batch) ----------------------------------------------------------------------------------------
+
+    def _at_first_calls(self, patch: Patch) -> None:
+        self.roots.look()
+        patch.on_undo(self.roots.stop)
+
+    def _at_root_slots(self, patch: Patch) -> None:
+        """Calls of a root go through torch's own slot for compiled calls: pickles, copies, state_dict and hooks
+        never see it, and `Module.__call__` stays as it is."""
+        patch.at(self.root_found, functools.partial(self._fill_slot, patch))
+        for root in list(self.roots.found):
+            self._fill_slot(patch, root)
+
+    def _fill_slot(self, patch: Patch, root: Any) -> None:
+        if self.roots.stands_aside(root):
+            return
+        inner, through = root._compiled_call_impl or root._call_impl, self.root_called.through
+
+        def original(root: Any, args: Any, kwargs: Any) -> Any:
+            return inner(*args, **kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return through(original, root, args, kwargs)
+
+        old = vars(root).get("_compiled_call_impl")
+        root._compiled_call_impl = call
+        patch.on_undo(functools.partial(_empty_slot, weakref.ref(root), old))  # weak: the script may drop its model
+
+    def _at_compile(self, patch: Patch) -> None:
+        """A script that compiles by itself must find nothing of ours in what is traced."""
+        import torch
+
+        for owner, name in ((torch, "compile"), (torch.nn.Module, "compile")):
+            patch.set(owner, name, _telling(getattr(owner, name), self.compile_called))
+
+    # loss.backward(); optimizer.step(); loss.item() -----------------------------------------------------------------
+
+    def _at_backward(self, patch: Patch) -> None:
+        import torch
+
+        original, through = torch.autograd.backward, self.loss_known.through
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            return through(original, *args, **kwargs)
+
+        patch.set(torch.autograd, "backward", backward)  # Tensor.backward looks it up at each call
+
+    def _at_optimizer_init(self, patch: Patch) -> None:
+        import torch
+
+        for kind in vars(torch.optim).values():
+            if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and "__init__" in vars(kind):
+                patch.set(kind, "__init__", _building(kind.__init__, self.optimizer_built))
+
+    def _at_step_start(self, patch: Patch) -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        patch.hold(register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self.weights_updating(optimizer)))
+
+    def _at_step_end(self, patch: Patch) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        patch.hold(register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.weights_updated(optimizer)))
+
+    def _at_tensor_methods(self, patch: Patch, names: tuple[str, ...], joint: Around) -> None:
+        """For a profile only: inductor cannot live with replaced tensor methods, so this goes when one compiles."""
+        import torch
+
+        for name in names:
+            original = getattr(torch.Tensor, name)
+            patch.set(torch.Tensor, name, _method(name, original, joint.through))
+        patch.at(self.compile_called, patch.undo)
+
+
+_under_construction: set[int] = set()
+
+
+def _building(original: Any, joint: Around) -> Any:
+    """An __init__ whose arguments pass through a joint, bound to their names. A base class's __init__, called by an
+    __init__ that already passed, is left alone."""
+    signature = inspect.signature(original)
+
+    def build(owner: Any, bound: inspect.BoundArguments) -> None:
+        original(*bound.args, **bound.kwargs)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if id(self) in _under_construction:
+            original(self, *args, **kwargs)
+            return
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:
+            original(self, *args, **kwargs)  # raises the script's own error
+            return
+        bound.apply_defaults()
+        _under_construction.add(id(self))
+        try:
+            joint.through(build, self, bound)
+        finally:
+            _under_construction.discard(id(self))
+
+    return __init__
+
+
+def _telling(original: Any, notice: Notice) -> Any:
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        notice()
+        return original(*args, **kwargs)
+
+    return function
+
+
+def _method(name: str, original: Any, through: Callable[..., Any]) -> Any:
+    def call(name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(tensor, *args, **kwargs)
+
+    @functools.wraps(original)
+    def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return through(call, name, tensor, *args, **kwargs)
+
+    return method
+
+
+def _empty_slot(reference: weakref.ref[Any], old: Any) -> None:
+    root = reference()
+    if root is not None and old is None:
+        vars(root).pop("_compiled_call_impl", None)
+    elif root is not None:
+        root._compiled_call_impl = old

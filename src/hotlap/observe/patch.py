@@ -1,0 +1,46 @@
+"""The undo stack: every change to the process goes through a Patch, which undoes them in reverse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotlap.observe.joints import Joints
+
+_ABSENT = object()
+
+
+class Patch:
+    """Records old values as it sets new ones. `joints` is where techniques meet the training loop."""
+
+    def __init__(self, joints: Joints) -> None:
+        self.joints = joints
+        self._undo: list[Callable[[], object]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute. On a class only its own dictionary counts, so that inherited values stay inherited."""
+        old = vars(owner).get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name, _ABSENT)
+        setattr(owner, name, value)
+        self._undo.append(lambda: delattr(owner, name) if old is _ABSENT else setattr(owner, name, old))
+
+    def item(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
+        old = mapping.get(key, _ABSENT)
+        mapping[key] = value
+        self._undo.append(lambda: mapping.pop(key, None) if old is _ABSENT else mapping.__setitem__(key, old))
+
+    def hold(self, handle: Any) -> None:
+        """Keep a handle of torch's (hooks and the like) and remove it on undo."""
+        self._undo.append(handle.remove)
+
+    def on_undo(self, action: Callable[[], object]) -> None:
+        self._undo.append(action)
+
+    def at(self, joint: Any, subscriber: Callable[..., Any], depth: int = 0) -> None:
+        """Take part in a joint; see `joints` for what each one passes. Deeper subscribers sit nearer to torch."""
+        joint.subscribe(subscriber, depth)
+        self._undo.append(lambda: joint.unsubscribe(subscriber))
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()

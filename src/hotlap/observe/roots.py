@@ -1,0 +1,167 @@
+"""Finding root modules: those the script calls itself, with trainable parameters and gradients on.
+
+Torch's own global hooks watch the first updates and are then removed, so that the steady state carries none. Looking
+starts again when another optimizer is built."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hotlap.observe.patch import Patch
+
+if TYPE_CHECKING:
+    from hotlap.observe.joints import Joints
+
+_QUIET_UPDATES = 4  # updates without a new root after which looking ends
+_FRAMES = 40  # how far up the stack an owner is looked for
+
+
+class RootFinder:
+    def __init__(self, joints: Joints) -> None:
+        self._joints = joints
+        self._looking: Patch | None = None
+        self._always: Patch | None = None
+        self._quiet = 0
+        self._stacks = threading.local()
+        self.found: weakref.WeakKeyDictionary[Any, RootSeen] = weakref.WeakKeyDictionary()
+
+    def look(self) -> None:
+        """Watch until no new root has shown up for a few updates; start again with the next optimizer."""
+        self._always = Patch(self._joints)
+        self._always.at(self._joints.optimizer_built, self._optimizer_built)
+        self._always.at(self._joints.compile_called, self._pause)
+        self._resume()
+
+    def stop(self) -> None:
+        self._pause()
+        if self._always is not None:
+            self._always.undo()
+            self._always = None
+        self.found.clear()
+
+    def stands_aside(self, root: Any) -> str | None:
+        """Why calls of this root must not be wrapped."""
+        import torch
+
+        if isinstance(root, torch.jit.ScriptModule):
+            return "it is a scripted module"
+        if type(root).__getstate__ is not torch.nn.Module.__getstate__:
+            return "its class pickles itself in its own way"
+        return self.found[root].reached if root in self.found else None
+
+    def _optimizer_built(self, proceed: Any, optimizer: Any, bound: Any) -> None:
+        proceed(optimizer, bound)
+        self._resume()
+
+    def _resume(self) -> None:
+        from torch.nn.modules import module as torch_module
+
+        self._quiet = 0
+        if self._looking is not None:
+            return
+        self._looking = Patch(self._joints)
+        self._looking.hold(torch_module.register_module_forward_pre_hook(self._enter))
+        self._looking.hold(torch_module.register_module_forward_hook(self._leave, always_call=True))
+        self._looking.at(self._joints.weights_updated, self._updated)
+
+    def _pause(self) -> None:
+        if self._looking is not None:
+            self._looking.undo()
+            self._looking = None
+
+    def _updated(self, optimizer: Any) -> None:
+        self._stack.clear()  # an interrupt inside a forward leaves entries behind
+        self._quiet += 1
+        if self._quiet > _QUIET_UPDATES:
+            self._pause()
+
+    @property
+    def _stack(self) -> list[Any]:
+        if not hasattr(self._stacks, "modules"):
+            self._stacks.modules = []
+        modules: list[Any] = self._stacks.modules
+        return modules
+
+    def _enter(self, module: Any, args: Any) -> None:
+        import torch
+
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint recomputes inside backward
+            return
+        stack = self._stack
+        if not stack and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+            self._saw(module, args)
+        if stack or module in self.found:
+            self._note_autocast(stack[0] if stack else module, args)
+        stack.append(module)
+
+    def _leave(self, module: Any, args: Any, out: Any) -> None:
+        import torch
+
+        if torch._C._current_graph_task_id() != -1:
+            return
+        stack = self._stack
+        while stack and stack.pop() is not module:
+            pass
+
+    def _saw(self, module: Any, args: Any) -> None:
+        if module in self.found:
+            self.found[module].note_inputs(args)
+            return
+        owner = _owner(module)
+        root, reached = (module, None) if owner is None else (owner, "the script calls its methods, not the module")
+        if root in self.found:
+            return
+        self._quiet = 0
+        self.found[root] = RootSeen(reached)
+        self.found[root].note_inputs(args)
+        self._joints.root_found(root)
+
+    def _note_autocast(self, root: Any, args: Any) -> None:
+        import torch
+
+        seen = self.found.get(root)
+        if seen is None or seen.autocast is not None:
+            return
+        device = next((t.device.type for t in args if isinstance(t, torch.Tensor)), "cpu")
+        if torch.is_autocast_enabled(device):
+            seen.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
+class RootSeen:
+    """What the first calls of a root showed."""
+
+    def __init__(self, reached: str | None) -> None:
+        self.reached = reached
+        self.autocast: str | None = None
+        self.input_dims: tuple[int, ...] = ()
+        self.input_channels_last = False
+
+    def note_inputs(self, args: Any) -> None:
+        import torch
+
+        tensors = [t for t in args if isinstance(t, torch.Tensor)]
+        self.input_dims = tuple(t.dim() for t in tensors)
+        images = [t for t in tensors if t.dim() == 4 and t.shape[1] > 1 and t.shape[2] * t.shape[3] > 1]
+        self.input_channels_last = bool(images) and all(
+            t.is_contiguous(memory_format=torch.channels_last) for t in images
+        )
+
+
+def _owner(child: Any) -> Any:
+    """The module whose method is running and which contains this child: `model.forward(x)`, `model.encode(x)`."""
+    import torch
+
+    frame = sys._getframe(1)
+    owner = None
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        names = frame.f_code.co_varnames
+        first = frame.f_locals.get(names[0]) if names and frame.f_code.co_argcount else None
+        if isinstance(first, torch.nn.Module) and first is not child and any(part is child for part in first.modules()):
+            owner = first
+        frame = frame.f_back  # type: ignore[assignment]
+    return owner

@@ -1,0 +1,238 @@
+"""A report as the experiment section of a paper, before anyone decides on a markup.
+
+The eight parts: data, implementation details, metrics, comparison, analysis, alternative designs, ablation, figures.
+`markdown` and `latex` write what stands here, so neither can say something the other does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotlap.report import charts, figures, wording
+from hotlap.report.findings import ProfileReport, TuneReport
+
+
+class Code(str):
+    """A piece of text that is typed, not said: a name, a command, a path."""
+
+    __slots__ = ()
+
+
+Words = tuple[str, ...]
+"""A sentence in pieces, each a `str` or a `Code`."""
+
+
+@dataclass(frozen=True)
+class Table:
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    caption: str
+    right: frozenset[int] = frozenset()  # columns of figures
+
+
+@dataclass(frozen=True)
+class Picture:
+    name: str
+    caption: str
+
+
+Piece = Words | Table | Picture
+
+
+@dataclass(frozen=True)
+class Part:
+    title: str
+    pieces: Sequence[Piece]
+
+
+@dataclass(frozen=True)
+class Paper:
+    title: Words
+    abstract: Sequence[Words]
+    parts: Sequence[Part]
+
+
+def tune(report: TuneReport) -> Paper:
+    """The experiment section of a tuning."""
+    return Paper(
+        title=("Accelerating ", Code(report.script)),
+        abstract=[(_sentence(wording.headline(report)), " ", wording.why(report))],
+        parts=[
+            _data(report),
+            _implementation(report),
+            _metrics(report),
+            _comparison(report),
+            _analysis(report),
+            _alternatives(report),
+            _ablation(report),
+            _pictures(report),
+        ],
+    )
+
+
+def profile(report: ProfileReport) -> Paper:
+    """Where the steps of a script go, in the same form."""
+    median = f"median of {figures.plural(report.steps, 'step')}; {report.ending}."
+    step = f"{figures.seconds(report.step_seconds)} a step, {median}"
+    rows = [
+        (
+            name,
+            figures.like(report.step_seconds * report.shares[name], report.step_seconds),
+            figures.percent(report.shares[name]),
+        )
+        for name in wording.shares(report.shares)
+    ]
+    syncs = [
+        (Code(f"{one.path}:{one.line}"), figures.count(one.count), figures.seconds(one.seconds)) for one in report.syncs
+    ]
+    memory = [(name, figures.bytes_(size)) for name, size in report.memory.items()]
+    verdicts = [
+        (Code(one.technique), one.state, figures.gain(one.most) if one.state == "could help" else "", one.why)
+        for one in report.verdicts
+    ]
+    shares: list[Piece] = [
+        ("Shares are of the wall clock, from one batch to the next.",),
+        *_table(("share", "time", "of a step"), rows, "Shares of a step.", {1, 2}),
+        *_table(("place", "times", "in all"), syncs, "Where the host waits for the device.", {1, 2}),
+        *_table(("memory", "size"), memory, "Memory.", {1}),
+    ]
+    could = _table(("technique", "verdict", "at most", "why"), verdicts, "Verdict on every technique.", {2})
+    return Paper(
+        ("Profile of ", Code(report.script)),
+        [(step,)],
+        [
+            Part("Where the step goes", shares),
+            Part("What could help", could or [("No technique was judged.",)]),
+            Part("Implementation details", [_facts(report), *((_sentence(caveat),) for caveat in report.caveats)]),
+            _pictures(report),
+        ],
+    )
+
+
+def _data(report: TuneReport) -> Part:
+    size = (
+        f"{figures.plural(report.batch_samples, 'sample')} a step"
+        if report.batch_samples
+        else "samples a step: not known"
+    )
+    return Part("Data", [(f"As the script loads it; {size}.",)])
+
+
+def _implementation(report: TuneReport) -> Part:
+    kept = [
+        (Code(one.technique), figures.setting(one.setting) or "-", figures.ratio(one.ratio), one.parity)
+        for one in report.kept
+    ]
+    caption = "The plan, in the order in which it was taken in. Gains of single techniques are screened, not proven."
+    plan = _table(("technique", "set to", "gain when taken in", "parity"), kept, caption, {2})
+    return Part(
+        "Implementation details",
+        [*(plan or [("The script runs as it is: no technique was kept.",)]), _facts(report)],
+    )
+
+
+HOW_MEASURED = (
+    "A step is one trip round the training loop, waiting for data included. A trial is one process; its figure is the "
+    "median of its steps after warm-up. Speed-up is time before over time after, from processes of the script as it is "
+    "and of the script with its plan that alternate; the interval is over pairs of processes, not over steps."
+)
+HOW_COMPARED = (
+    "Parity is measured in steps forced into the state and batch of the script as it is; loss curves are shown as a "
+    "picture and serve as a coarse guard only."
+)
+
+
+def _metrics(report: TuneReport) -> Part:
+    smallest = f"the smallest gain this machine can show is {figures.ratio(report.smallest_gain)}."
+    against = f"The script against itself: {wording.a_against_a(report)}; {smallest}"
+    return Part("Metrics", [(HOW_MEASURED,), (against,), (HOW_COMPARED,)])
+
+
+def _comparison(report: TuneReport) -> Part:
+    rates = wording.samples_a_second(report)
+    rows = [("step", figures.seconds(report.before_seconds), figures.like(report.after_seconds, report.before_seconds))]
+    if rates:
+        rows.append(("samples a second", figures.count(rates[0]), figures.count(rates[1])))
+    if report.peak_bytes_before:
+        peaks = figures.bytes_(report.peak_bytes_before), figures.bytes_(report.peak_bytes_after)
+        rows.append(("memory at the peak", *peaks))
+    if not report.kept:
+        rows = [(name, before, "-") for name, before, _ in rows]
+    table = _table(("", "script as it is", "with the plan"), rows, "Before and after.", {1, 2})
+    return Part("Comparison", [*table, (f"Speed-up: {_claim(report)}.",)])
+
+
+def _claim(report: TuneReport) -> str:
+    if not report.kept:
+        return "none is claimed"
+    if wording.is_proven(report):
+        return f"{figures.interval(report.speedup)}, confirmed"
+    screened = f"about {figures.ratio(wording.screened_ratio(report))}"
+    return f"{figures.interval(report.speedup) if report.speedup else screened}; not confirmed, and so not a claim"
+
+
+def _analysis(report: TuneReport) -> Part:
+    saving = wording.largest_saving(report)
+    whole = report.before_seconds
+    rows = [
+        (name, figures.like(before, whole), "-" if after is None else figures.like(after, whole))
+        for name, before, after in wording.share_seconds(report)
+    ]
+    shares = _table(("share", "before", "after"), rows, "What a step is spent on.", {1, 2})
+    checks = [(c.what, figures.plain(c.figure), c.limit, "passed" if c.passed else "failed") for c in report.parity]
+    said = [f"Parity: {wording.parity(report)}.", f"Tuning: {wording.cost(report)}.", *map(_sentence, report.caveats)]
+    return Part(
+        "Analysis",
+        [
+            *([(saving,)] if saving else []),
+            *(shares or [("Where the step went is not known.",)]),
+            *_table(("figure", "found", "limit", ""), checks, "Parity: is it the same training?", {1, 2}),
+            *((text,) for text in said),
+        ],
+    )
+
+
+def _alternatives(report: TuneReport) -> Part:
+    rejected = [(Code(one.technique), figures.setting(one.setting) or "-", one.reason) for one in report.rejected]
+    untried = [(Code(one.technique), one.reason) for one in report.not_tried]
+    tables = [
+        *_table(("technique", "set to", "reason"), rejected, "Tried and rejected."),
+        *_table(("technique", "reason"), untried, "Not tried."),
+    ]
+    return Part("Alternative designs", tables or [("None were tried.",)])
+
+
+def _ablation(report: TuneReport) -> Part:
+    rows = [(Code(one.technique), _measured(one.alone), _measured(one.left_out)) for one in report.ablation]
+    caption = f"Speed-up over the script as it is: each technique alone, the plan without it ({report.ablation_label})."
+    return Part("Ablation", _table(("technique", "alone", "left out"), rows, caption, {1, 2}) or [("Not measured.",)])
+
+
+def _pictures(report: TuneReport | ProfileReport) -> Part:
+    found = [Picture(name, caption) for name, caption in charts.present(report).items()]
+    return Part("Figures", found or [("There was nothing to draw.",)])
+
+
+def _facts(report: TuneReport | ProfileReport) -> Table:
+    rows = [
+        (name, Code(value) if name == "command" and value else value or figures.UNKNOWN)
+        for name, value in wording.facts(report)
+    ]
+    return Table(("fact", ""), rows, "What makes the figures checkable.")
+
+
+def _table(
+    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], caption: str, right: set[int] | None = None
+) -> list[Piece]:
+    """A table, or nothing where it would be empty."""
+    return [Table(head, rows, caption, frozenset(right or ()))] if rows else []
+
+
+def _measured(value: float | None) -> str:
+    return "not measured" if value is None else figures.ratio(value)
+
+
+def _sentence(text: str) -> str:
+    text = figures.line(text)
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -1,0 +1,1 @@
+"""Reading and rewriting Python text. Knows no technique, and imports nothing of hotlap but its errors."""

@@ -1,0 +1,125 @@
+"""Writes techniques into source: repeated until nothing more is found, every result parsed before it counts."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import os
+import re
+import stat
+import tempfile
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hotlap.errors import HotlapError
+from hotlap.source.check import is_silenced
+from hotlap.source.module import Site, Source
+from hotlap.source.spans import Edit, OverlappingEdits, apply_edits, in_order, line_map
+
+_MOST_PASSES = 4
+
+Setting = Mapping[str, Any]
+
+
+class Rewriter(Protocol):
+    """What is asked of a technique here."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def verbs(self) -> tuple[str, ...]: ...
+
+    @property
+    def default(self) -> Setting: ...
+
+    def spot(self, source: Any) -> Iterator[Site]: ...
+
+    def rewrite(self, site: Any, setting: Any) -> Iterable[Edit]: ...
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A new text, which old line each of its lines came from, and which techniques wrote into it."""
+
+    text: str
+    lines: dict[int, int]
+    techniques: tuple[str, ...]
+
+
+def fix_source(
+    source: Source, techniques_with_settings: Iterable[tuple[Rewriter, Setting | None]], unsafe: bool = False
+) -> str:
+    """The text with the techniques written in; unsafe fixes only when asked for; setting None is the default."""
+    return rewritten(source, techniques_with_settings, unsafe).text
+
+
+def rewritten(
+    source: Source, techniques_with_settings: Iterable[tuple[Rewriter, Setting | None]], unsafe: bool = False
+) -> Rewritten:
+    """As `fix_source`, with the line map that an in-memory rewrite needs for its tracebacks."""
+    choices = [(one, setting) for one, setting in techniques_with_settings if {"spot", "rewrite"} <= set(one.verbs)]
+    lines = {line: line for line in range(1, len(source.lines) + 1)}
+    used: dict[str, None] = {}
+    for _ in range(_MOST_PASSES):
+        before = source
+        for technique, setting in choices:
+            edits = _edits(source, technique, technique.default if setting is None else setting, unsafe)
+            if edits:
+                back = line_map(source.text, edits)
+                lines = {line: lines[old] for line, old in back.items()}
+                source = Source(apply_edits(source.text, edits), source.path)
+                used[technique.id] = None
+        if source is before:
+            break
+    return Rewritten(source.text, lines, tuple(used))
+
+
+def _edits(source: Source, technique: Rewriter, setting: Setting, unsafe: bool) -> list[Edit]:
+    """The edits of all sites that go together and leave a text that parses; the others wait for the next pass."""
+    accepted: list[Edit] = []
+    for site in technique.spot(source):
+        if (site.fix == "safe" or (unsafe and site.fix == "unsafe")) and not is_silenced(site, technique.id):
+            candidate = [*accepted, *technique.rewrite(site, setting)]
+            try:
+                Source(apply_edits(source.text, candidate), source.path)
+            except (OverlappingEdits, HotlapError):
+                continue
+            accepted = candidate
+    return in_order(accepted)
+
+
+def unified_diff(old: str, new: str, path: str) -> str:
+    """A diff that `patch -p1` and `git apply` take; empty when nothing changed."""
+    name = path.replace(os.sep, "/").removeprefix("./").lstrip("/")
+    pieces = difflib.unified_diff(_kept_lines(old), _kept_lines(new), f"a/{name}", f"b/{name}")
+    return "".join(piece if piece.endswith("\n") else f"{piece}\n\\ No newline at end of file\n" for piece in pieces)
+
+
+def _kept_lines(text: str) -> list[str]:
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def replace_file(path: str | os.PathLike[str], text: str) -> None:
+    """Puts a new text in the place of a file at once, in its own encoding and with its own permissions."""
+    target = os.path.realpath(path)  # a symbolic link stays one
+    temporary = None
+    try:
+        with open(target, "rb") as file:
+            old = file.read()
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(old).readline)  # "utf-8-sig" where there is a BOM
+        data = text.encode(encoding)
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".hotlap-")
+        with open(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
+        os.replace(temporary, target)
+    except (OSError, SyntaxError, UnicodeEncodeError) as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise HotlapError(f"{os.fspath(path)} was left as it is, since it cannot be written: {reason}.") from error

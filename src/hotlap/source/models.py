@@ -1,0 +1,57 @@
+"""The networks of a file: what it calls them, and what they are built of."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from hotlap.source.names import spelling
+
+if TYPE_CHECKING:
+    from hotlap.source.module import Source
+
+
+def model_spellings(source: Source) -> set[str]:
+    """How the file writes its models: `model`, `self.net`, ..., by what it does with them."""
+    found: set[str | None] = set()
+    for call in source.method_calls("parameters", "named_parameters", "train", "eval"):
+        assert isinstance(call.func, ast.Attribute)
+        found.add(spelling(call.func.value))
+    for name, mentions in source.names.named.items():
+        if any(is_module(source, binding.value) for binding in source.bindings(mentions[0]) if binding.value):
+            found.add(name)
+    return {name for name in found if name not in (None, "self")}
+
+
+def is_module(source: Source, value: ast.AST) -> bool:
+    """Whether an expression surely builds a network: a class of this file, a container, a torchvision model."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in ("to", "cuda"):
+        value = value.func.value
+    if not isinstance(value, ast.Call):
+        return False
+    name = source.name_of(value.func) or ""
+    if name == "torch.nn.Sequential" or name.startswith("torchvision.models."):
+        return True
+    return is_module_class(source, source.definition(value.func))
+
+
+def is_module_class(source: Source, definition: ast.AST | None, depth: int = 0) -> bool:
+    if not isinstance(definition, ast.ClassDef) or depth > 8:
+        return False
+    for parent in definition.bases:
+        if source.name_of(parent) in ("torch.nn.Module", "torch.nn.Sequential"):
+            return True
+        if is_module_class(source, source.definition(parent), depth + 1):
+            return True
+    return False
+
+
+def builds(source: Source, node: ast.AST | None, *layers: str, seen: frozenset[ast.AST] = frozenset()) -> bool:
+    """Whether one of the layers (by qualified name) is built below a node, or by a class of this file built there."""
+    if node is None or node in seen:
+        return False
+    functions = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+    if any(source.name_of(function) in layers for function in functions):
+        return True
+    inside = [source.definition(function) for function in functions]
+    return any(builds(source, one, *layers, seen=seen | {node}) for one in inside)

@@ -1,0 +1,240 @@
+"""One file of source, read and parsed once: its text, its tree, and the questions techniques ask of it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import tokenize
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from hotlap.errors import HotlapError
+from hotlap.source import loops
+from hotlap.source.calls import Call
+from hotlap.source.names import Binding, Definition, Names
+from hotlap.source.positions import Lines
+
+if TYPE_CHECKING:
+    from hotlap.source.loops import Loop
+
+Fix = Literal["safe", "unsafe"] | None
+Kind = TypeVar("Kind", bound=ast.AST)
+
+# The nodes that hold an identifier as plain text, and where.
+_IDENTIFYING: dict[type[ast.AST], tuple[str, ...]] = {
+    ast.Attribute: ("attr",),
+    ast.keyword: ("arg",),
+    ast.arg: ("arg",),
+    ast.alias: ("name", "asname"),
+    ast.ImportFrom: ("module",),
+    ast.FunctionDef: ("name",),
+    ast.AsyncFunctionDef: ("name",),
+    ast.ClassDef: ("name",),
+}
+_IGNORE = re.compile(r"#\s*hotlap:\s*ignore\b(?:\s*\[([^\]]*)\])?")
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A place in source that lacks a technique. Line and column count from 1."""
+
+    source: Source
+    node: ast.AST
+    line: int
+    column: int
+    message: str
+    fix: Fix
+
+
+class Source:
+    """A Python file. Its text is never changed: edits are made beside it and applied to a copy."""
+
+    def __init__(self, text: str, path: str | os.PathLike[str] = "<text>") -> None:
+        self.text = text.removeprefix("\ufeff")
+        self.path = os.fspath(path)
+        self.tree = _parse(self.text, self.path)
+        self.lines = Lines(self.text)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Source:
+        """Reads a file in the encoding it declares, line endings as they are."""
+        path = os.fspath(path)
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except OSError as error:
+            raise HotlapError(f"{path} cannot be read: {error.strerror or error}.") from error
+        return cls(decoded(data, path), path)
+
+    # Names and calls
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(self.tree)
+
+    def name_of(self, node: ast.AST) -> str | None:
+        """The qualified dotted name of an expression, through any import or alias; None when unsure or shadowed."""
+        return self.names.name_of(node)
+
+    def calls(self, *qualified_names: str) -> Iterator[Call]:
+        """Calls of the named functions, in the order of the text."""
+        wanted = [call for name in qualified_names for call in self._calls.get(name, ())]
+        return iter(sorted(wanted, key=lambda call: (call.node.lineno, call.node.col_offset)))
+
+    def method_calls(self, *methods: str) -> Iterator[ast.Call]:
+        """Calls `x.method(...)` by the method's name alone, whatever `x` is."""
+        return (
+            node for node in self.names.call_nodes if isinstance(node.func, ast.Attribute) and node.func.attr in methods
+        )
+
+    def definition(self, node: ast.AST) -> Definition | None:
+        """The class or function of this file that a name, or `self.method`, surely stands for."""
+        if isinstance(node, ast.Name):
+            bindings = self.bindings(node)
+            return bindings[0].definition if len(bindings) == 1 else None
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            owner = self.enclosing(node, ast.ClassDef)
+            methods = [one for one in owner.body if isinstance(one, ast.FunctionDef)] if owner else []
+            return next((method for method in methods if method.name == node.attr), None)
+        return None
+
+    def bindings(self, node: ast.Name) -> list[Binding]:
+        found = self.names.lookup(node)
+        return found[1] if found else []
+
+    def value_of(self, node: ast.AST) -> ast.AST:
+        """The expression a name was given, where it was given just one; the node itself otherwise."""
+        bindings = self.bindings(node) if isinstance(node, ast.Name) else []
+        return bindings[0].value or node if len(bindings) == 1 else node
+
+    def uses(self, node: ast.Name) -> list[ast.Name]:
+        """Every mention of the same variable, in the order of the text."""
+        found = self.names.lookup(node)
+        mentions = self.names.named.get(node.id, [])
+        return [one for one in mentions if found and (other := self.names.lookup(one)) and other[0] is found[0]]
+
+    def mentions(self, *identifiers: str) -> bool:
+        """Whether any of the identifiers occurs in code (not in comments or strings) in any role."""
+        return not self._identifiers.isdisjoint(identifiers)
+
+    # The tree
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        return self.names.parents.get(node)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        above = self.parent(node)
+        while above is not None:
+            yield above
+            above = self.parent(above)
+
+    def enclosing(self, node: ast.AST, kinds: type[Kind] | tuple[type[Kind], ...]) -> Kind | None:
+        """The nearest ancestor of one of the kinds."""
+        return next((above for above in self.ancestors(node) if isinstance(above, kinds)), None)
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The statement a node is, or lies in."""
+        found = node if isinstance(node, ast.stmt) else self.enclosing(node, ast.stmt)
+        assert found is not None, "only the module itself lies in no statement"
+        return found
+
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The list of statements that a statement stands in."""
+        for _, value in ast.iter_fields(self.parent(statement) or self.tree):
+            if isinstance(value, list) and any(one is statement for one in value):
+                return value
+        return [statement]
+
+    # Loops: see loops.py
+
+    def training_loops(self) -> list[Loop]:
+        return self._training_loops
+
+    def evaluation_loops(self) -> list[Loop]:
+        return loops.evaluation_loops(self)
+
+    def under_no_grad(self, node: ast.AST) -> bool:
+        return loops.under_no_grad(self, node)
+
+    # Text
+
+    def segment(self, node: ast.AST) -> str:
+        """The text of a node, exactly."""
+        start, end = self.lines.span(node)
+        return self.text[start:end]
+
+    def site(self, node: ast.AST, message: str, fix: Fix = None) -> Site:
+        start, _ = self.lines.span(node)
+        line = self.lines.line_at(start)
+        return Site(self, node, line, start - self.lines.start(line) + 1, message, fix)
+
+    def is_ignored(self, line: int, technique_id: str) -> bool:
+        """Whether a comment on the line silences the technique: `# hotlap: ignore` or `# hotlap: ignore[a, b]`."""
+        if line not in self._ignores:
+            return False
+        listed = self._ignores[line]
+        return listed is None or technique_id.lower().replace("_", "-") in listed
+
+    @cached_property
+    def _calls(self) -> dict[str, list[Call]]:
+        found: dict[str, list[Call]] = {}
+        for node in self.names.call_nodes:
+            name = self.name_of(node.func)
+            if name is not None:
+                found.setdefault(name, []).append(Call(node, name, self))
+        return found
+
+    @cached_property
+    def _training_loops(self) -> list[Loop]:
+        return loops.training_loops(self)
+
+    @cached_property
+    def _identifiers(self) -> set[str]:
+        found = set(self.names.named)
+        for node in self.names.parents:
+            for role in _IDENTIFYING.get(type(node), ()):
+                found.update((getattr(node, role) or "").split("."))
+        return found
+
+    @cached_property
+    def _ignores(self) -> dict[int, set[str] | None]:
+        if "hotlap" not in self.text:
+            return {}
+        found: dict[int, set[str] | None] = {}
+        for token in tokenize.generate_tokens(io.StringIO(self.text, newline="").readline):
+            match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
+            if match:
+                listed = match.group(1)
+                names = {name.strip().lower().replace("_", "-") for name in (listed or "").split(",")}
+                found[token.start[0]] = None if listed is None else names
+        return found
+
+
+def decoded(data: bytes, path: str) -> str:
+    """The text of a Python file, by its BOM or encoding cookie, without the BOM."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding)
+    except SyntaxError as error:
+        raise HotlapError(f"{path}:1: {error.msg or 'unknown encoding'}; save the file as UTF-8.") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise HotlapError(f"{path}:{line}: not valid {error.encoding}; save the file as UTF-8.") from error
+
+
+def _parse(text: str, path: str) -> ast.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an old escape in a string of the user's is no news here
+            return ast.parse(text, path)
+    except SyntaxError as error:
+        raise HotlapError(f"{path}:{error.lineno or 1}: not valid Python ({error.msg}).") from error
+    except ValueError as error:  # null bytes
+        raise HotlapError(f"{path}:1: not valid Python ({error}).") from error
+    except (RecursionError, MemoryError) as error:
+        raise HotlapError(f"{path}:1: nested too deeply to be parsed.") from error

@@ -1,0 +1,147 @@
+"""The contract. Everything else in hotlap serves it.
+
+A technique is one class in one file of `hotlap.catalogue`. Its docstring is its explanation; its methods are the
+verbs it knows. A verb that makes no sense for a technique is simply not defined.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from hotlap.observe.patch import Patch
+    from hotlap.observe.run import Run
+    from hotlap.source.edits import Edit
+    from hotlap.source.module import Site, Source
+
+Setting = Mapping[str, "int | float | str | bool"]
+"""What a technique is set to: plain data, since it is written to hotlap.toml."""
+
+VERBS = ("spot", "seen", "settings", "apply", "rewrite")
+HEADINGS = ("Why it is faster", "When it does not help", "What changes numerically", "Claims")
+
+
+class Parity(Enum):
+    """How far the training stays the same. Decides what is verified and what may be applied unasked."""
+
+    IDENTICAL = "identical"  # the same bits
+    EQUIVALENT = "equivalent"  # the same mathematics: other rounding, or other draws of the same distribution
+    DIFFERENT = "different"  # another training: batch size, schedule, optimizer
+
+
+class Family(Enum):
+    """The share of the step a technique saves from; the names are those of `Run.shares`."""
+
+    WAIT = "wait"
+    COPY = "copy"
+    COMPUTE = "compute"  # forward and backward
+    UPDATE = "update"
+    SYNC = "sync"
+    MEMORY = "memory"
+    CONVERGENCE = "convergence"
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        return ("forward", "backward") if self is Family.COMPUTE else (self.value,)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must be there before a technique can be applied at all."""
+
+    device: str | None = None
+    torch: str | None = None  # the oldest release, as "2.11"
+    package: str | None = None  # an optional import name
+
+
+@dataclass(frozen=True)
+class Try:
+    """One setting worth a trial, and the largest share of the step it could save."""
+
+    setting: Setting
+    most: float
+
+
+@dataclass(frozen=True)
+class CannotHelp:
+    reason: str
+
+
+class Technique:
+    """Base of every technique: facts as class attributes, verbs as methods."""
+
+    family: ClassVar[Family]
+    needs: ClassVar[Needs] = Needs()
+    aliases: ClassVar[tuple[str, ...]] = ()
+    suits: ClassVar[str] = "any"
+    traits: ClassVar[frozenset[str]] = frozenset()  # what it brings: "low precision", "image layout", ...
+    helps_with: ClassVar[frozenset[str]] = frozenset()  # traits of others that make it worth more
+    excludes: ClassVar[frozenset[str]] = frozenset()  # traits of others it cannot live with
+    default: ClassVar[Setting] = {}  # what `fix` writes where no plan says otherwise
+
+    def parity(self, run: Run | None) -> Parity:
+        """The level promised for this run; without a run, the weakest that this technique may need."""
+        raise TypeError(f"{type(self).__name__} does not say its parity")
+
+    def spot(self, source: Source) -> Iterator[Site]:
+        """Places in the source that lack the technique. Silent when it cannot be sure."""
+        return iter(())
+
+    def seen(self, run: Run) -> bool | None:
+        """Whether the process really did it; None for cannot tell."""
+        return None
+
+    def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
+        """The settings worth trying here, or why none is."""
+        return CannotHelp("this technique is advice: it cannot be tried from outside")
+
+    def apply(self, patch: Patch, setting: Setting) -> None:
+        """Change the process, only through `patch`, which also undoes it."""
+        raise TypeError(f"{self.id} cannot be applied to a running script")
+
+    def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
+        """The source edits that write the technique at a site found by `spot`."""
+        raise TypeError(f"{self.id} cannot be written into source")
+
+    @property
+    def id(self) -> str:
+        return re.sub(r"(?<!^)(?=[A-Z])", "-", type(self).__name__).lower()
+
+    @property
+    def verbs(self) -> tuple[str, ...]:
+        return tuple(verb for verb in VERBS if getattr(type(self), verb) is not getattr(Technique, verb))
+
+    @property
+    def summary(self) -> str:
+        return (type(self).__doc__ or "").strip().split("\n", 1)[0]
+
+    @property
+    def weakest_parity(self) -> Parity:
+        return self.parity(None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A technique with its setting: what a trial applies and a plan keeps."""
+
+    technique: Technique
+    setting: Setting
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{key} {value}" for key, value in self.setting.items())
+        return f"{self.technique.id} ({inside})" if inside else self.technique.id
+
+    def to_json(self) -> dict[str, Any]:
+        """By import path, so that a trial process finds it and the engine needs no list of names."""
+        kind = type(self.technique)
+        return {"technique": f"{kind.__module__}:{kind.__qualname__}", "setting": dict(self.setting)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        module, _, name = str(data["technique"]).partition(":")
+        return cls(getattr(importlib.import_module(module), name)(), data["setting"])

@@ -1,0 +1,55 @@
+"""Shared by all tests: a fork server for running scripts cheaply, and what this machine can and cannot do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotlap.measure.order import Order
+from hotlap.measure.trial import Trial, Trials
+
+ROOT = Path(__file__).resolve().parent.parent
+_BF16 = "import torch; a = torch.ones(64, 64).bfloat16(); (a @ a).sum().item()"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--accept", action="store_true", help="rewrite after.py and findings.txt from what is produced")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Some virtual machines announce matrix units that their host does not let them use: every 16-bit product then
+    dies of an illegal instruction, in plain python too. There, and only there, torch is told not to try."""
+    planted = str(ROOT / "tests" / "measure")  # trial processes import planted techniques by name
+    os.environ["PYTHONPATH"] = os.pathsep.join([planted, *filter(None, [os.environ.get("PYTHONPATH")])])
+    if "ONEDNN_MAX_CPU_ISA" not in os.environ and subprocess.run([sys.executable, "-c", _BF16]).returncode < 0:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def trials():
+    with Trials() as server:
+        yield server
+
+
+@pytest.fixture
+def run_script(trials: Trials):
+    """Run a script in a trial of its own: `run_script(path, [choices], steps=...) -> Trial`."""
+
+    def run(path: Path | str, choices=(), **wishes) -> Trial:
+        order = {"limit_seconds": 60.0, "cwd": str(Path(path).parent), **wishes}
+        return trials.run(Order(name=str(path), choices=[choice.to_json() for choice in choices], **order))
+
+    return run

@@ -1,0 +1,82 @@
+"""The example scripts run to the end, write only where they are told to, and repeat themselves with the same seed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+# arguments that keep a run to a few steps, and the file each script leaves
+SMALL = {
+    "photos": (["--epochs", "2", "--limit", "72", "--batch-size", "16"], "--checkpoint", "model.pt"),
+    "chars": (["--epochs", "2", "--limit", "8000", "--sample", "20"], None, None),
+    "gan": (["--epochs", "2", "--limit", "128"], "--samples", "samples.png"),
+    "good": (["--epochs", "2", "--limit", "160", "--batch-size", "32"], None, None),
+}
+
+
+def files_under(folder: Path) -> set[tuple[str, int]]:
+    return {(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def run(name: str, folder: Path, *more: str) -> str:
+    arguments, option, file = SMALL[name]
+    told = [option, str(folder / file)] if option else []
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--data", str(folder / "data"), *arguments, *told, *more]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def losses(output: str) -> list[str]:
+    return re.findall(r"^epoch .*$", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_runs_repeats_itself_and_keeps_to_its_places(name, tmp_path):
+    before = files_under(EXAMPLES)
+    first = run(name, tmp_path, "--seed", "3")
+    made = files_under(tmp_path / "data")
+    second = run(name, tmp_path, "--seed", "3")
+
+    assert len(losses(first)) == 2 and "loss" in losses(first)[0]
+    assert losses(first) == losses(second)
+
+    file = SMALL[name][2]
+    assert {path.name for path in tmp_path.iterdir()} == {"data"} | ({file} if file else set())
+    assert made and files_under(tmp_path / "data") == made  # made once, then only read
+    assert files_under(EXAMPLES) == before
+
+
+def test_another_seed_is_another_training(tmp_path):
+    assert losses(run("gan", tmp_path, "--seed", "3")) != losses(run("gan", tmp_path, "--seed", "4"))
+
+
+def test_scripts_know_nothing_of_what_is_done_with_them():
+    scripts = sorted(EXAMPLES.glob("*.py"))
+    assert [path.stem for path in scripts] == sorted(SMALL)
+    for path in scripts:
+        text = path.read_text()
+        assert "hotlap" not in text.lower()
+        assert "sleep" not in text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_a_first_run_that_is_interrupted_leaves_no_data(tmp_path):
+    command = [sys.executable, str(EXAMPLES / "photos.py"), "--data", str(tmp_path / "data")]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("data.*/*/0003.jpg")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert list(tmp_path.iterdir()) == []

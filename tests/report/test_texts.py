@@ -1,0 +1,152 @@
+"""HTML, Markdown and LaTeX: what they say, and that nothing anyone named can break out of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hotlap.report import folder, html, latex, markdown
+
+from . import samples
+
+PARTS = [
+    "Data",
+    "Implementation details",
+    "Metrics",
+    "Comparison",
+    "Analysis",
+    "Alternative designs",
+    "Ablation",
+    "Figures",
+]
+VOID = {"meta", "br", "img", "link", "input", "hr", "path", "use", "rect"}
+
+
+class Reader(HTMLParser):
+    """Collects text, tags and attributes; refuses tags that do not nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    return reader
+
+
+@pytest.mark.parametrize("name", samples.TUNES)
+def test_a_tune_page_is_well_formed_and_alone(name: str) -> None:
+    page = html.tune(samples.TUNES[name]())
+    reader = read(page)
+    assert "script" not in reader.tags
+    assert reader.links == []
+    assert not re.search(r"url\((?!#)|@import|xlink:href=\"(?!#)", page)
+
+
+@pytest.mark.parametrize("name", samples.PROFILES)
+def test_a_profile_page_is_well_formed_and_alone(name: str) -> None:
+    page = html.profile(samples.PROFILES[name]())
+    reader = read(page)
+    assert "script" not in reader.tags
+    assert reader.links == []
+
+
+def test_names_stay_text_in_a_page() -> None:
+    assert samples.AWKWARD in read(html.tune(samples.awkward_tune())).text
+    assert samples.AWKWARD in read(html.profile(samples.awkward_profile())).text
+
+
+def test_a_page_says_what_was_found() -> None:
+    said = " ".join(read(html.tune(samples.tune())).text.split())
+    for words in ("4.4x as fast", "19.0 → 4.3 ms", "loader-workers", "gradient cosine 0.981", "19,800 steps", "1.03x"):
+        assert words in said
+    assert "Nothing helps here" in read(html.tune(samples.nothing_kept())).text
+    assert "Not confirmed" in read(html.tune(samples.not_confirmed())).text
+
+
+@pytest.mark.parametrize("name", samples.TUNES)
+def test_markdown_and_latex_have_the_eight_parts(name: str) -> None:
+    report = samples.TUNES[name]()
+    assert re.findall(r"^## (.*)$", markdown.tune(report), re.MULTILINE) == PARTS
+    assert re.findall(r"\\section\{(.*)\}", latex.tune(report)) == PARTS
+
+
+def test_markdown_is_honest_about_what_is_not_known() -> None:
+    text = markdown.tune(samples.minimal_tune())
+    for said in (
+        "As the script loads it; samples a step: not known.",
+        "not measured",
+        "Where the step went is not known.",
+    ):
+        assert said in text
+    assert "not a claim" in markdown.tune(samples.not_confirmed())
+    assert "none is claimed" in markdown.tune(samples.nothing_kept())
+
+
+def test_names_stay_text_in_markdown() -> None:
+    text = markdown.tune(samples.awkward_tune())
+    outside_code = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text.replace("\\`", ""))
+    assert "<script" not in outside_code
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    for row, after in itertools.pairwise(rows):
+        if set(after) <= set("| -:"):
+            assert len(re.findall(r"(?<!\\)\|", row)) == len(re.findall(r"\|", after))
+    # the rejected row, with its two lines of reason, is one row of three cells
+    (reason,) = (row for row in rows if "two lines of" in row)
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", reason)) == 4
+
+
+def test_names_stay_text_in_latex() -> None:
+    text = latex.tune(samples.awkward_tune())
+    body = text[text.index(r"\begin{document}") :]
+    assert not re.search(r"(?<!\\)#", body)
+    assert not re.search(r"(?<!\\)_", body)
+    assert r"\textless{}script\textgreater{}" in body
+    assert "[U+8BAD]" in body
+    assert latex.escaped("--x -> a_b") == r"-{}-{}x -{}\textgreater{} a\_b"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+@pytest.mark.parametrize("name", ["rich", "awkward"])
+def test_latex_compiles(name: str, tmp_path: Path) -> None:
+    folder.write(samples.TUNES[name](), tmp_path)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_saving_and_checking_load_nothing_heavy() -> None:
+    program = (
+        "import sys; import hotlap.report.folder, hotlap.report.check, hotlap.report.findings, hotlap.report.wording;"
+        "found = {'matplotlib', 'jinja2', 'rich', 'torch', 'numpy'} & set(sys.modules); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
