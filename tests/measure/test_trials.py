@@ -58,7 +58,7 @@ def test_enough(run_script, tmp_path: Path) -> None:
         ("raise MemoryError", "out of memory"),
         ("import sys; sys.exit(4)", "exit: 4"),
         ("import os; os._exit(5)", "left with exit code 5 before it was done"),
-        ("import os; os.kill(os.getpid(), 11)", "killed by signal 11"),
+        ("import os; os.kill(os.getpid(), 11)", "died of signal 11 (segmentation fault)"),
         ("import os; os.kill(os.getpid(), 9)", "out of memory"),
     ],
 )

@@ -111,7 +111,9 @@ class Search:
                 self.found.not_tried.append(NotTried(candidate.technique.id, "the budget ended: try a larger --budget"))
                 continue
             timing = self._try([candidate.choice()])
-            if timing is not None:
+            if timing is None:
+                continue
+            if candidate.choice() in self.found.plan:
                 self._refine(candidate)
                 waiting = self._renewed(waiting, timing.run)
             else:
@@ -144,7 +146,7 @@ class Search:
         return renewed
 
     def _try(self, choices: list[Choice]) -> Timing | None:
-        """One trial of the plan so far plus these; taken in when faster."""
+        """One trial of the plan so far plus these; taken in when faster. None when it could not be timed."""
         label = " + ".join(map(str, choices))
         enemy = next((clash(choice, self.found.plan) for choice in choices if clash(choice, self.found.plan)), None)
         if enemy is not None:
@@ -159,7 +161,7 @@ class Search:
             self._alone[choices[0].technique.id] = ratio
         if ratio < KEEP_GAIN:
             self._reject(choices, f"{ratio:.2f}x: {'slower' if ratio < 0.98 else 'no gain'} in a trial")
-            return None
+            return timing
         for choice in choices:
             self.found.gains[choice.technique.id] = ratio
         self.found.plan += choices

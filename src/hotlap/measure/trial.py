@@ -28,7 +28,7 @@ _GRACE_SECONDS = 15.0  # beyond a trial's own limit, before the server itself co
 class Trial:
     """How one process ended, and what it recorded."""
 
-    ending: str  # "enough", "finished", "raised: ...", "out of memory", "hang", "killed by signal 9", ...
+    ending: str  # "enough", "finished", "raised: ...", "out of memory", "hang", "died of signal 11 (...)", ...
     run: Run | None
     parity: dict[str, Any] | None
     seconds: float
@@ -127,6 +127,10 @@ def _text(folder: str, name: str) -> str:
         return ""
 
 
+def _signal_name(number: int) -> str:
+    return (signal.strsignal(number) or "unknown").lower()
+
+
 def read_trial(folder: str, answer: dict[str, Any], seconds: float) -> Trial:
     """What a trial left in its folder, or what its death says."""
     log = _text(folder, "log.txt")[-4000:]
@@ -139,7 +143,7 @@ def read_trial(folder: str, answer: dict[str, Any], seconds: float) -> Trial:
     if status is None:
         ending = "hang: no end within its limit"
     elif status >= 128:
-        ending = "out of memory" if status == 137 else f"killed by signal {status - 128}"
+        ending = "out of memory" if status == 137 else f"died of signal {status - 128} ({_signal_name(status - 128)})"
     elif status == 70:
         ending = f"could not be set up: {log.strip().split(chr(10))[-1][:200]}"
     else:

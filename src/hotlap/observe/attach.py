@@ -26,10 +26,13 @@ class Attached:
         if self._make_watch is not None:
             self.watch = self._make_watch(self.patch)
         for choice in self._choices:
+            own = Patch(self.patch.joints)
+            self.patch.on_undo(own.undo)
             try:
-                choice.technique.apply(self.patch, choice.setting)
+                choice.technique.apply(own, choice.setting)
                 self.applied.append(str(choice))
             except Exception as error:  # a technique that breaks is withdrawn; the training goes on without it
+                own.undo()
                 self.withdrawn.append(f"{choice}: {type(error).__name__}: {error}")
 
     def detach(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 from hotlap.observe.roots import RootFinder
@@ -25,13 +27,20 @@ def loader_facts(loader: Any, draws: int, trains: bool, draws_random: bool | Non
         persistent_workers=bool(loader.persistent_workers),
         iterable=iterable,
         in_memory=is_in_memory(loader.dataset),
-        length=None if iterable else len(loader.dataset),
+        length=None if iterable else _length(loader.dataset),
         draws=draws,
         trains=trains,
         draws_random=draws_random,
         private_generator=has_private_generator(loader.dataset),
         start_method=start_method(context),
     )
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):  # a sampler of its own decides how much there is
+        return None
 
 
 def start_method(context: Any) -> str:
@@ -55,7 +64,7 @@ def is_in_memory(dataset: Any) -> bool:
 
 
 def has_private_generator(dataset: Any, depth: int = 3) -> bool:
-    """Whether the data set, or something it holds, owns a generator that loader workers would all share."""
+    """Whether the data set, or something it holds, draws from a generator that loader workers would all copy."""
     import torch
 
     kinds: tuple[type, ...] = (random.Random, torch.Generator)
@@ -64,15 +73,26 @@ def has_private_generator(dataset: Any, depth: int = 3) -> bool:
         kinds += (numpy.random.Generator, numpy.random.RandomState)
     held = list(getattr(dataset, "__dict__", {}).values())
     for value in list(held):
-        if isinstance(value, (list, tuple)) and len(value) <= 32:
-            held.extend(value)
-    if any(isinstance(value, kinds) for value in held):
+        if isinstance(value, (list, tuple, dict)) and len(value) <= 32:
+            held.extend(value.values() if isinstance(value, dict) else value)
+    if any(isinstance(value, kinds) for value in (*held, *_named_in_class(type(dataset)))):
         return True
     return depth > 0 and any(
         has_private_generator(value, depth - 1)
         for value in held
-        if hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor))
+        if hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, torch.Tensor))
     )
+
+
+def _named_in_class(kind: type) -> Iterator[Any]:
+    """What a class of the script's own holds itself, and the globals that its methods speak of."""
+    for owner in kind.__mro__:
+        if owner.__module__.split(".")[0] in ("builtins", "torch", "torchvision"):
+            continue
+        for value in vars(owner).values():
+            yield value
+            if isinstance(value, FunctionType):
+                yield from (value.__globals__.get(name) for name in value.__code__.co_names)
 
 
 def holds_device_memory(dataset: Any) -> bool:

@@ -25,12 +25,16 @@ class _After:
 
     def __init__(self, name: str, action: Callable[[], object]) -> None:
         self.name, self.action = name, action
+        self.is_searching = False
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self.name:
+        if name != self.name or self.is_searching:
             return None
-        self.cancel()  # first, so that the search below does not find us again
-        spec = importlib.util.find_spec(name)
+        self.is_searching = True  # so that the search below does not find us again
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.is_searching = False
         if spec is None or spec.loader is None:
             return spec
         loader, load = spec.loader, spec.loader.exec_module
@@ -38,7 +42,9 @@ class _After:
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
             load(module)
-            self.action()
+            if self in sys.meta_path:  # until now: being looked for (`find_spec`) is not being imported
+                self.cancel()
+                self.action()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -153,17 +153,19 @@ class Joints:
     def _fill_slot(self, patch: Patch, root: Any) -> None:
         if self.roots.stands_aside(root):
             return
-        inner, through = root._compiled_call_impl or root._call_impl, self.root_called.through
+        old, through = vars(root).get("_compiled_call_impl"), self.root_called.through
 
-        def original(root: Any, args: Any, kwargs: Any) -> Any:
-            return inner(*args, **kwargs)
+        def compiled(root: Any, args: Any, kwargs: Any) -> Any:
+            return old(*args, **kwargs)  # type: ignore[misc]
+
+        original = _plain_call if old is None else compiled
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return through(original, root, args, kwargs)
 
-        old = vars(root).get("_compiled_call_impl")
         root._compiled_call_impl = call
-        patch.on_undo(functools.partial(_empty_slot, weakref.ref(root), old))  # weak: the script may drop its model
+        weak = weakref.ref(root), weakref.ref(call)  # the script may drop its model
+        patch.on_undo(functools.partial(_empty_slot, *weak, old))
 
     def _at_compile(self, patch: Patch) -> None:
         """A script that compiles by itself must find nothing of ours in what is traced."""
@@ -263,9 +265,16 @@ def _method(name: str, original: Any, through: Callable[..., Any]) -> Any:
     return method
 
 
-def _empty_slot(reference: weakref.ref[Any], old: Any) -> None:
+def _plain_call(root: Any, args: Any, kwargs: Any) -> Any:
+    """One for all roots: a chain remembers its original, and must not keep a dropped model alive."""
+    return root._call_impl(*args, **kwargs)
+
+
+def _empty_slot(reference: weakref.ref[Any], call: weakref.ref[Any], old: Any) -> None:
     root = reference()
-    if root is not None and old is None:
-        vars(root).pop("_compiled_call_impl", None)
-    elif root is not None:
+    if root is None or vars(root).get("_compiled_call_impl") is not call():
+        return  # gone, or the script has compiled it since
+    if old is None:
+        vars(root).pop("_compiled_call_impl")
+    else:
         root._compiled_call_impl = old

@@ -76,6 +76,10 @@ def _compiled(target: Target) -> CodeType:
             raise HotlapError(f"{target.name} is empty: name the script that trains")
         return compile(text, path, "exec", dont_inherit=True)
     except SyntaxError as error:
+        if error.lineno is None:
+            raise HotlapError(
+                f"{target.name} cannot be read as Python ({error.msg}): name the script that trains"
+            ) from None
         raise HotlapError(
             f"{target.name} line {error.lineno} is not valid Python ({error.msg}): mend it, then run hotlap again"
         ) from None

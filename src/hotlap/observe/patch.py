@@ -19,8 +19,10 @@ class Patch:
         self._undo: list[Callable[[], object]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute. On a class only its own dictionary counts, so that inherited values stay inherited."""
-        old = vars(owner).get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name, _ABSENT)
+        """Set an attribute. Only the owner's own dictionary counts, so that inherited values stay inherited."""
+        own = getattr(owner, "__dict__", {})
+        is_computed = hasattr(getattr(type(owner), name, None), "__set__")  # a property or a slot lies on the class
+        old = getattr(owner, name, _ABSENT) if is_computed else own.get(name, _ABSENT)
         setattr(owner, name, value)
         self._undo.append(lambda: delattr(owner, name) if old is _ABSENT else setattr(owner, name, old))
 

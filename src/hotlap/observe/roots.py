@@ -25,6 +25,7 @@ class RootFinder:
         self._looking: Patch | None = None
         self._always: Patch | None = None
         self._quiet = 0
+        self._script_compiles = False
         self._stacks = threading.local()
         self.found: weakref.WeakKeyDictionary[Any, RootSeen] = weakref.WeakKeyDictionary()
 
@@ -32,7 +33,7 @@ class RootFinder:
         """Watch until no new root has shown up for a few updates; start again with the next optimizer."""
         self._always = Patch(self._joints)
         self._always.at(self._joints.optimizer_built, self._optimizer_built)
-        self._always.at(self._joints.compile_called, self._pause)
+        self._always.at(self._joints.compile_called, self._compile_called)
         self._resume()
 
     def stop(self) -> None:
@@ -56,11 +57,15 @@ class RootFinder:
         proceed(optimizer, bound)
         self._resume()
 
+    def _compile_called(self) -> None:
+        self._script_compiles = True  # what is compiled is traced at its first call, after the optimizer is built
+        self._pause()
+
     def _resume(self) -> None:
         from torch.nn.modules import module as torch_module
 
         self._quiet = 0
-        if self._looking is not None:
+        if self._looking is not None or self._script_compiles:
             return
         self._looking = Patch(self._joints)
         self._looking.hold(torch_module.register_module_forward_pre_hook(self._enter))
@@ -75,8 +80,6 @@ class RootFinder:
     def _updated(self, optimizer: Any) -> None:
         self._stack.clear()  # an interrupt inside a forward leaves entries behind
         self._quiet += 1
-        if self._quiet > _QUIET_UPDATES:
-            self._pause()
 
     @property
     def _stack(self) -> list[Any]:
@@ -91,6 +94,9 @@ class RootFinder:
         if torch._C._current_graph_task_id() != -1:  # a checkpoint recomputes inside backward
             return
         stack = self._stack
+        if not stack and self._quiet > _QUIET_UPDATES:
+            self._pause()  # here, since torch walks over a copy of these hooks, but not of an optimizer's
+            return
         if not stack and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
             self._saw(module, args)
         if stack or module in self.found:

@@ -1,0 +1,214 @@
+"""The commands as a user types them: bad input is one sentence with the next step in it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(3):
+    for x, y in DataLoader(data, batch_size=8):
+        optimizer.zero_grad()
+        loss = (model(x) - y).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+    print("epoch", epoch, loss.item() < 100)
+"""
+NEVER_TRAINS = "import torch\nprint(torch.ones(2).sum().item())\n"
+
+
+def hotlap(*arguments: str, cwd: Path, **more) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hotlap", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, **more)
+
+
+@pytest.mark.parametrize("command", ["run", "profile", "tune"])
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("missing.py", None, "no file missing.py"),
+        ("folder", "/", "is a folder"),
+        ("empty.py", "\n\n", "is empty"),
+        ("broken.py", "import torch\nfor x in\n", "broken.py line 2 is not valid Python"),
+        ("bytes.py", "\0\0", "cannot be read as Python"),
+    ],
+)
+def test_what_cannot_be_run(tmp_path: Path, command: str, name: str, text: str | None, words: str) -> None:
+    if text == "/":
+        (tmp_path / name).mkdir()
+    elif text is not None:
+        (tmp_path / name).write_text(text)
+    before = sorted(os.listdir(tmp_path))
+    done = hotlap(command, name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.strip().split("\n")) == 1, done.stderr
+    assert done.stderr.startswith("hotlap: ")
+    assert done.stdout == ""
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("command", [["profile"], ["tune", "--budget", "20s"]])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (NEVER_TRAINS, "name the script that trains"),
+        ("print(1)\n", "name the script that trains"),
+        ("import torch\nraise ValueError('bad luck')\n", "mend that first"),
+    ],
+)
+def test_what_never_trains(tmp_path: Path, command: list[str], text: str, words: str) -> None:
+    (tmp_path / "train.py").write_text(text)
+    done = hotlap(*command, "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    last = done.stderr.strip().split("\n")[-1]
+    assert last.startswith("hotlap: ") and words in last, done.stderr
+    assert "site-packages/hotlap" not in done.stderr and "src/hotlap" not in done.stderr, "no traceback of ours"
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+def test_run_says_so_when_nothing_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NEVER_TRAINS)
+    done = hotlap("run", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "2.0\n")
+    assert "no training steps" in done.stderr
+
+
+def test_run_with_techniques_and_two_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = hotlap("run", "--with", "fused,num_workers", "train.py", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == "".join(f"epoch {i} True\n" for i in range(3))
+    lines = done.stderr.strip().split("\n")
+    assert len(lines) == 2 and "fused-optimizer, loader-workers" in lines[0] and "24 steps" in lines[1]
+    assert hotlap("run", "-q", "--with", "fused", "train.py", cwd=tmp_path).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--with", "fussed", "train.py"], "did you mean fused-optimizer"),
+        (["tune", "--budget", "soon", "train.py"], "--budget takes a time"),
+        (["tune", "--allow", "all", "train.py"], "--allow takes 'different'"),
+        (["run", "--wrong", "train.py"], "no such option: --wrong"),
+        (["explain", "warp-drive"], "no technique called 'warp-drive'"),
+        (["report", "nowhere"], "nowhere"),
+        (["run", "-m", "no.such.module"], "no module no.such.module"),
+        (["check", "nowhere.py"], "nowhere.py"),
+        (["fix", "--plan", "hotlap.toml", "train.py"], "hotlap tune"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_wrong_words(tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = hotlap(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words.lower() in done.stderr.lower()
+    assert len(done.stderr.strip().split("\n")) == 1, done.stderr
+
+
+def test_help_loads_neither_torch_nor_renderers(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['hotlap', '--help']\nfrom hotlap.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'numpy', 'matplotlib', 'jinja2', 'libcst') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("[]")
+    order = [done.stdout.index(f" {name} ") for name in ("profile", "tune", "run", "check", "fix", "env", "explain")]
+    assert order == sorted(order)
+
+
+def test_check_formats_and_codes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "clean.py").write_text("x = 1\n")
+    assert hotlap("check", "clean.py", cwd=tmp_path).returncode == 0
+    done = hotlap("check", "--format", "json", ".", cwd=tmp_path)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert {"technique", "path", "line", "column", "message", "fix"} == set(found[0])
+    assert any(one["technique"] == "fused-optimizer" and one["line"] == 6 for one in found)
+    sarif = json.loads(hotlap("check", "--format", "sarif", ".", cwd=tmp_path).stdout)
+    assert sarif["version"] == "2.1.0" and sarif["runs"][0]["results"]
+    assert "::warning file=" in hotlap("check", "--format", "github", ".", cwd=tmp_path).stdout
+    assert hotlap("check", "--only", "channels-last", ".", cwd=tmp_path).returncode == 0
+    (tmp_path / "bad.py").write_text("import torch\nfor\n")
+    broken = hotlap("check", ".", cwd=tmp_path)
+    assert broken.returncode == 2 and "bad.py" in broken.stderr and "fused-optimizer" in broken.stdout
+
+
+def test_fix_diff_writes_nothing_and_fix_writes(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    done = hotlap("fix", "--unsafe", "--only", "fused", "--diff", "train.py", cwd=tmp_path)
+    assert "+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)" in done.stdout
+    assert path.read_text() == TRAIN
+    assert hotlap("fix", "--unsafe", "--only", "fused", "train.py", cwd=tmp_path).returncode == 0
+    assert "fused=True" in path.read_text()
+    assert "nothing to fix" in hotlap("fix", "train.py", cwd=tmp_path).stdout
+
+
+def test_explain_speaks_and_lists(tmp_path: Path) -> None:
+    assert "## Why it is faster" not in hotlap("explain", cwd=tmp_path).stdout
+    page = hotlap("explain", "amp", cwd=tmp_path).stdout
+    assert "mixed-precision" in page and "Why it is faster" in page
+    rows = json.loads(hotlap("explain", "--json", cwd=tmp_path).stdout)
+    assert all(set(row) == {"id", "family", "parity", "summary", "needs", "aliases", "verbs"} for row in rows)
+
+
+def test_env_runs_here(tmp_path: Path) -> None:
+    done = hotlap("env", "--json", cwd=tmp_path)
+    assert done.returncode in (0, 1)
+    rows = json.loads(done.stdout)
+    assert all(row["remedy"] for row in rows if row["ok"] is False)
+    assert done.returncode == int(any(row["ok"] is False for row in rows))
+
+
+def test_profile_json_and_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "import sys; sys.exit(3)\n")
+    done = hotlap("profile", "--json", "p.json", "--html", "p.html", "train.py", cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    data = json.loads((tmp_path / "p.json").read_text())
+    for name in (
+        "steps",
+        "step_seconds",
+        "shares",
+        "cpu_busy",
+        "device_busy",
+        "syncs",
+        "memory",
+        "layers",
+        "device",
+        "torch",
+    ):
+        assert name in data
+    assert data["steps"] == 24
+    assert sum(data["shares"].values()) == pytest.approx(1)
+    assert set(data["shares"]) == {"wait", "copy", "forward", "backward", "update", "sync", "other"}
+    assert any(sync["path"] == "train.py" and sync["line"] == 13 and sync["count"] == 3 for sync in data["syncs"])
+    assert "<html" in (tmp_path / "p.html").read_text()
+    assert "epoch 2 True" in done.stdout
+
+
+def test_profile_stops_when_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.replace("range(3)", "range(10**6)") + "print('never here')\n")
+    done = hotlap("profile", "--steps", "20", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "never here" not in done.stdout and "Traceback" not in done.stderr
+
+
+def test_profile_of_a_crash_reports_the_steps_so_far(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "raise RuntimeError('late')\n")
+    done = hotlap("profile", "train.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "RuntimeError: late" in done.stderr and "ms a step" in done.stdout.replace("us a step", "ms a step")

@@ -1,0 +1,157 @@
+"""End to end through the command line: tune, then run, then fix, on a script with one honest mistake. What is
+checked is the shape and the honesty of the result, never how fast it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hotlap import plan as plans
+from hotlap.measure import sandbox
+
+pytestmark = pytest.mark.skipif(sandbox.available() is not None, reason="trials cannot be protected here")
+
+# Decoding dominates by far, so that the cache is kept on any machine.
+SCRIPT = """
+import os, sys, torch
+import numpy as np
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PHOTOS = os.path.join(HERE, "photos")
+if not os.path.exists(PHOTOS):
+    os.makedirs(PHOTOS)
+    noise = np.random.default_rng(0)
+    for i in range(12):
+        pixels = noise.integers(0, 256, (700, 700, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(f"{PHOTOS}/{i}.jpg", quality=95)
+
+class Photos(Dataset):
+    def __init__(self):
+        self.paths = sorted(os.path.join(PHOTOS, name) for name in os.listdir(PHOTOS))
+    def __len__(self):
+        return len(self.paths)
+    def __getitem__(self, i):
+        image = Image.open(self.paths[i]).convert("RGB").resize((8, 8), Image.NEAREST)
+        return torch.from_numpy(np.asarray(image).astype("float32") / 255).flatten(), i % 2
+
+torch.manual_seed(0)
+model = torch.nn.Linear(192, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 10**6):
+    for x, y in DataLoader(Photos(), batch_size=4, shuffle=True):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    with open(os.path.join(HERE, "log.txt"), "a") as log:
+        log.write(f"{epoch} {loss.item()}\\n")
+torch.save(model.state_dict(), os.path.join(HERE, "model.pt"))
+"""
+
+
+def hotlap(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hotlap", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tuned")
+    (folder / "train.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "train.py", "0"], cwd=folder, check=True)
+    os.unlink(folder / "model.pt")
+    before = contents(folder)
+    done = hotlap(
+        "tune", "--budget", "45s", "--report", "report", "--only", "sample-cache,fused", "train.py", cwd=folder
+    )
+    return folder, before, done
+
+
+def test_the_mistake_is_found_and_proven(tuned) -> None:
+    folder, _, done = tuned
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads((folder / "report" / "report.json").read_text())
+    assert [kept["technique"] for kept in report["kept"]] == ["sample-cache"], done.stdout
+    assert report["confirmed"] and report["speedup"]["low"] > 1.01
+    assert report["parity"] and all(check["passed"] for check in report["parity"])
+    assert report["a_against_a"] is not None and report["cost_seconds"] > 0 and report["payback_steps"] > 0
+    names = {one["technique"] for one in report["not_tried"] + report["rejected"] + report["kept"]}
+    assert names == {"sample-cache", "fused-optimizer", "loader-workers", "mixed-precision", "channels-last"}
+    assert all(trial["step_seconds"] for trial in report["trials"])
+    assert plans.read(str(folder / "train.py")).entries[0].technique == "sample-cache"
+
+
+def test_the_folder_is_as_it_was(tuned) -> None:
+    folder, before, _ = tuned
+    after = {name: digest for name, digest in contents(folder).items() if not name.startswith("report/")}
+    assert after.pop("hotlap.toml")
+    assert after == before
+
+
+def test_run_applies_the_plan_and_trains_the_same(tuned) -> None:
+    folder, _, _ = tuned
+    results = []
+    for command in ([sys.executable], [sys.executable, "-m", "hotlap", "run"]):
+        done = subprocess.run([*command, "train.py", "4"], cwd=folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        results.append(((folder / "log.txt").read_text(), (folder / "model.pt").read_bytes(), done.stderr))
+        os.unlink(folder / "log.txt")
+        os.unlink(folder / "model.pt")
+    assert results[0][:2] == results[1][:2]
+    assert "sample-cache" in results[1][2]
+
+
+def test_fix_writes_the_plan_into_the_source(tuned) -> None:
+    folder, _, _ = tuned
+    done = hotlap("fix", "--plan", "hotlap.toml", "--diff", "train.py", cwd=folder)
+    assert "+from hotlap.parts.image_cache import cached_open" in done.stdout
+    assert 'cached_open(self.paths[i]).convert("RGB")' in done.stdout
+
+
+def test_the_report_is_rendered_again(tuned) -> None:
+    folder, _, _ = tuned
+    for format, words in (
+        ("text", "sample-cache"),
+        ("md", "# "),
+        ("tex", "booktabs"),
+        ("html", "<html"),
+        ("json", "{"),
+    ):
+        assert words in hotlap("report", "report", "--format", format, cwd=folder).stdout, format
+
+
+def test_interrupted_it_leaves_the_folder_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "train.py", "0"], cwd=tmp_path, check=True)
+    before = contents(tmp_path)
+    tuning = subprocess.Popen(
+        [sys.executable, "-m", "hotlap", "tune", "--budget", "60s", "--report", str(tmp_path.parent / "r"), "train.py"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in tuning.stdout:
+        if "screening" in line:
+            break
+    time.sleep(0.5)
+    tuning.send_signal(signal.SIGINT)
+    _, err = tuning.communicate(timeout=60)
+    assert tuning.returncode == 0, err
+    assert "Traceback" not in err
+    after = contents(tmp_path)
+    after.pop("hotlap.toml", None)
+    assert after == before
