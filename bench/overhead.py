@@ -1,5 +1,5 @@
-"""What `hotlap run` with an empty plan costs a step: plain python and hotlap in turns, twenty pairs, by the script's own
-clock. The unit is the process. Writes bench/results/overhead.json."""
+"""What `hotlap run` with an empty plan costs a step: python and hotlap in turns, twenty pairs, the script's own clock.
+The unit is the process. Writes bench/results/overhead.json."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def main() -> None:
         reach = student_quantile(0.975, PAIRS - 1) * statistics.stdev(differences) / math.sqrt(PAIRS)
         allowed = max(0.01 * plain, 20e-6)
         verdict = "within" if mean + reach <= allowed else "not shown to be within"
+        span = f"{1e6 * (mean - reach):.1f} to {1e6 * (mean + reach):.1f} us, 95 %"
         print(
-            f"\r{name}: step {1e6 * plain:.0f} us, watching adds {1e6 * mean:.1f} us "
-            f"({1e6 * (mean - reach):.1f} to {1e6 * (mean + reach):.1f}, 95 %): {verdict} the {1e6 * allowed:.0f} us allowed"
+            f"\r{name}: step {1e6 * plain:.0f} us, watching adds {1e6 * mean:.1f} us ({span}): "
+            f"{verdict} the {1e6 * allowed:.0f} us allowed"
         )
         results[name] = {
             "step_seconds": plain,

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: trials forked from a server that never touched it, techniques on it, parity on it."""
+"""What only a CUDA device can show: trials forked from a server that never touched it, techniques and parity on it."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ for epoch in range(20):
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # hides the scale of a loss from the optimizer
         optimizer.step()
 """
 VARIANTS = {"sgd": ("SGD", 0.05, ", momentum=0.9"), "adamw": ("AdamW", 0.01, "")}

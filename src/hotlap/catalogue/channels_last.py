@@ -119,7 +119,7 @@ def _takes_layout(root: Any) -> bool:
 
     kinds = {type(module) for module in root.modules()}
     images = any(issubclass(kind, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)) for kind in kinds)
-    return images and not any(p.dim() == 5 for p in root.parameters())
+    return images and not any(t.dim() == 5 for t in (*root.parameters(), *root.buffers()))
 
 
 def _nhwc(value: Any) -> Any:

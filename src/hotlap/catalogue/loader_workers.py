@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import multiprocessing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +112,7 @@ def _with_workers(setting: Setting, proceed: Any, loader: Any, bound: Any) -> No
     """Give a loader its workers where it has none and its data set bears it; settled before the loader exists."""
     from torch.utils.data import IterableDataset
 
-    from hotlap.observe.facts import has_private_generator, holds_device_memory, is_in_memory
+    from hotlap.observe.facts import has_private_generator, holds_device_memory, is_in_memory, start_method
 
     chosen = bound.arguments
     dataset = chosen["dataset"]
@@ -124,9 +123,8 @@ def _with_workers(setting: Setting, proceed: Any, loader: Any, bound: Any) -> No
         or has_private_generator(dataset)
         or holds_device_memory(dataset)
     )
-    if not chosen["num_workers"] and bears_it and context in (None, "fork"):
-        if multiprocessing.get_start_method(allow_none=True) in (None, "fork"):
-            chosen["multiprocessing_context"] = "fork"  # the default of later Pythons pickles the data set
+    if not chosen["num_workers"] and bears_it and start_method(context) == "fork":
+        chosen["multiprocessing_context"] = context or "fork"  # the default of later Pythons pickles the data set
         chosen["num_workers"] = setting["num_workers"]
         if "prefetch_factor" in setting:
             chosen["prefetch_factor"] = setting["prefetch_factor"]

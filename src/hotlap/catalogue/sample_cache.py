@@ -80,10 +80,12 @@ class SampleCache(Technique):
     def apply(self, patch: Patch, setting: Setting) -> None:
         from hotlap.observe.imports import on_import
 
-        def cached(proceed: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+        def cached(proceed: Any, *args: Any, **kwargs: Any) -> Any:
             from hotlap.parts.image_cache import cached_open
 
-            return cached_open(file, *args, original=proceed, **kwargs)
+            if len(args) != 1 or kwargs:
+                return proceed(*args, **kwargs)
+            return cached_open(args[0], original=proceed)
 
         def make_pool() -> None:  # before any worker is forked, so that all share it
             from hotlap.parts import image_cache

@@ -34,7 +34,7 @@ class Witness:
         self._step, self._draws, self._epochs = 0, 0, 0
         self._trained, self._drawn_at_all = False, False
         self._forced: dict[str, Any] | None = None  # the reference's record of the step at hand
-        self._update_number = 0
+        self._update_number = self._backward_number = 0
         self._optimizers: list[Any] = []
         self._roots: list[Any] = []
         self._before: list[Any] = []
@@ -60,7 +60,6 @@ class Witness:
             "losses": self._losses,
             "norms": self._norms,
             "figures": self._figures,
-            "forced_steps": len(self._figures),
         }
 
     # lining up ---------------------------------------------------------------------------------------------------
@@ -107,24 +106,34 @@ class Witness:
             self._begin_step()
         if getattr(tensors, "numel", lambda: 0)() == 1:
             self._losses.append(float(tensors))
-        return proceed(tensors, *args, **kwargs)
+        out = proceed(tensors, *args, **kwargs)
+        if self._forced is not None:
+            self._compare_gradients(self._forced["backwards"])
+        return out
+
+    def _compare_gradients(self, known: list[dict[str, Any]]) -> None:
+        """Right after a backward: what the script does to gradients later, such as clipping, would hide their scale."""
+        grads = _gradients([p for optimizer in self._optimizers for p in _parameters(optimizer)])
+        if self._role == "reference":
+            known.append({"gradient": [g.cpu().clone() for g in grads], "loss": self._losses[-1:]})
+        elif self._backward_number < len(known):
+            expected = known[self._backward_number]
+            theirs = [a.to(b.device) for a, b in zip(expected["gradient"], grads, strict=True)]
+            self._figures.append(_compare(theirs, grads, expected["loss"], self._losses[-1:], self._step))
+        self._backward_number += 1
 
     def _weights_updating(self, optimizer: Any) -> None:
-        import torch
-
         parameters = _parameters(optimizer)
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in parameters]
+        grads = _gradients(parameters)
         self._before = [p.detach().clone() for p in parameters]
         self._gradient_norm = _norm(grads)
         if self._forced is None:
             return
         if self._role == "reference":
-            self._forced["updates"].append({"gradient": [g.cpu().clone() for g in grads], "loss": self._losses[-1:]})
+            self._forced["updates"].append({"gradient": [g.cpu().clone() for g in grads]})
         elif self._update_number < len(self._forced["updates"]):
             known = self._forced["updates"][self._update_number]
-            theirs = [g.to(p.device) for g, p in zip(known["gradient"], parameters, strict=True)]
-            self._figures.append(_compare(theirs, grads, known["loss"], self._losses[-1:], self._step))
-            for p, g in zip(parameters, theirs, strict=True):  # the optimizer probe
+            for p, g in zip(parameters, known["gradient"], strict=True):  # the optimizer probe
                 if p.grad is not None:
                     p.grad.copy_(g)
 
@@ -138,7 +147,7 @@ class Witness:
         elif self._update_number < len(self._forced["updates"]):
             theirs = [m.to(p.device) for m, p in zip(self._known_moves(), parameters, strict=True)]
             difference = _norm([a - b for a, b in zip(theirs, moved, strict=True)])
-            self._figures[-1]["update"] = difference / max(_norm(theirs), 1e-30)
+            self._figures.append({"step": float(self._step), "update": difference / max(_norm(theirs), 1e-30)})
         self._update_number += 1
         self._trained = True
 
@@ -152,11 +161,11 @@ class Witness:
         self._close()
         self._step += 1
         self._trained = False
-        self._update_number = 0
+        self._update_number = self._backward_number = 0
         if self._step not in FORCED_STEPS or self._elements() > _PROBE_ELEMENTS:
             return
         if self._role == "reference":
-            self._forced = {"state": self._state(), "updates": []}
+            self._forced = {"state": self._state(), "backwards": [], "updates": []}
         else:
             self._forced = self._load()
             if self._forced is not None and self._step > 1:
@@ -209,17 +218,18 @@ def judge(
     far the script is from itself."""
     checks = [_check_batches(reference, candidate)]
     figures = candidate["figures"]
-    checks.append(ParityCheck("forced steps compared", float(len(figures)), ">= 2", len(figures) >= 2))
+    forced = len({figure["step"] for figure in figures if "gradient" in figure})
+    checks.append(ParityCheck("forced steps compared", float(forced), ">= 2", forced >= 2))
     if level is Parity.IDENTICAL:
         limits = {name: _largest(repeat["figures"], name) for name in ("loss", "gradient", "update")}
         for name, words in (("loss", "loss"), ("gradient", "gradient"), ("update", "optimizer update")):
             seen, limit = _largest(figures, name), 3 * limits[name]
             checks.append(ParityCheck(f"{words} difference, largest", seen, f"<= {limit:.0e}", seen <= limit))
-    else:
+    else:  # limits between what bf16 shows (loss 8e-4 on a batch of 16) and the smallest fault (1.7e-3)
         loss, scale = _median(figures, "loss"), _median(figures, "projection", 1.0)
         cosine, update = _median(figures, "cosine", 1.0), _largest(figures, "update")
         checks += [
-            ParityCheck("loss difference, median", loss, "<= 5e-04", loss <= 5e-4),
+            ParityCheck("loss difference, median", loss, "<= 1e-03", loss <= 1e-3),
             ParityCheck("gradient scale, median", scale, "0.98 .. 1.02", 0.98 <= scale <= 1.02),
             ParityCheck("gradient cosine, median", cosine, ">= 0.995", cosine >= 0.995),
             ParityCheck("optimizer update difference, largest", update, "<= 1e-04", update <= 1e-4),
@@ -263,6 +273,12 @@ def _compare(theirs: Any, ours: Any, their_loss: list[float], our_loss: list[flo
     if their_loss and our_loss:
         figures["loss"] = abs(our_loss[0] - their_loss[0]) / max(abs(their_loss[0]), 1e-12)
     return figures
+
+
+def _gradients(parameters: list[Any]) -> list[Any]:
+    import torch
+
+    return [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in parameters]
 
 
 def _norm(tensors: list[Any]) -> float:

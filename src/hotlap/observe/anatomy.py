@@ -6,6 +6,7 @@ full cycle of optimizer updates. Evaluation (a loader whose batches are never fo
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,14 +40,76 @@ class Anatomy:
     training_loaders: frozenset[int]
 
 
+class Trips:
+    """Follows a training loop as it happens and tells when a trip round it is over: when a training loader is asked
+    again after training; without a training loader, when an optimizer updates again that already has.
+
+    A loader trains if a backward or an update follows its draw, unless an evaluation used the batch up, or the loader
+    ended, before that."""
+
+    def __init__(self, trainers: Iterable[int] = ()) -> None:
+        self.trainers = set(trainers)
+        self.drawn: set[int] = set()  # loaders drawn from in this trip
+        self._known: set[int] = set()
+        self._unused: list[int] = []  # drawn since the last backward, and not judged
+        self._used = self._trained = False
+        self._cycle: set[int] = set()
+
+    def started(self, key: int) -> bool:
+        """A new loader begins a new trip; one that starts again before it trained takes its draw back."""
+        is_new = key not in self._known
+        self._known.add(key)
+        if is_new:
+            self._unused = []
+        if self._trained:
+            return is_new and bool(self.trainers) and self._over()
+        if is_new or key in self.drawn:
+            self.drawn.clear()
+        return False
+
+    def asked(self, key: int) -> bool:
+        return self._trained and key in self.drawn and key in self.trainers and self._over()
+
+    def drew(self, key: int) -> None:
+        if self._used or key in self._unused:
+            self._unused, self._used = [], False
+        self._unused.append(key)
+        self.drawn.add(key)
+
+    def ended(self, key: int) -> None:
+        if key in self._unused:
+            self._unused.remove(key)
+        if not self._trained and key in self.drawn:
+            self.drawn.clear()
+
+    def judged(self) -> None:
+        self._unused = []
+
+    def trained(self) -> None:
+        self._trained = True
+        if not self._used:
+            self.trainers.update(self._unused)
+            self._used = True
+
+    def updated(self, key: int) -> bool:
+        self.trained()
+        if self.trainers:
+            return False
+        is_over = key in self._cycle
+        self._cycle = {key} if is_over else self._cycle | {key}
+        return is_over
+
+    def _over(self) -> bool:
+        self._trained = False
+        self.drawn.clear()
+        return True
+
+
 def anatomy(events: list[Event]) -> Anatomy:
-    events = sorted(events, key=lambda event: event.start)
+    events = sorted(events, key=lambda event: (event.start, event.kind != STARTED, -event.end))
     trainers = _training_loaders(events)
-    if trainers:
-        windows = _windows_between_draws(events, trainers)
-        evaluations = _evaluations(events, trainers)
-    else:
-        windows, evaluations = _windows_between_cycles(events), []
+    windows = _windows_between_draws(events, trainers) if trainers else _windows_between_cycles(events)
+    evaluations = _evaluations(events, trainers)
     starts = [event.start for event in events]
     steps = []
     for start, end, device_seconds in windows:
@@ -56,79 +119,89 @@ def anatomy(events: list[Event]) -> Anatomy:
     return Anatomy(steps, sum(b - a for a, b in evaluations), trainers)
 
 
+def _follow(trips: Trips, event: Event) -> bool:
+    """Whether a trip is over at this event."""
+    if event.kind == STARTED:
+        return trips.started(event.key)
+    if event.kind in (DRAW, END):
+        is_over = trips.asked(event.key)
+        (trips.drew if event.kind == DRAW else trips.ended)(event.key)
+        return is_over
+    if event.kind == JUDGED:
+        trips.judged()
+    elif event.kind == BACKWARD:
+        trips.trained()
+    elif event.kind == UPDATE:
+        return trips.updated(event.key)
+    return False
+
+
 def _training_loaders(events: list[Event]) -> frozenset[int]:
-    """Loaders with a backward or an update after a draw and before their next one, unless the batch was used up by
-    an evaluation, or the loader ended, before that."""
-    trainers: set[int] = set()
-    open_draws: list[int] = []  # drawn since the last backward
-    used = False
+    trips = Trips()
     for event in events:
-        if event.kind == DRAW:
-            if used or event.key in open_draws:
-                open_draws, used = [], False
-            open_draws.append(event.key)
-        elif event.kind == JUDGED:
-            open_draws = []
-        elif event.kind == END and event.key in open_draws:
-            open_draws.remove(event.key)
-        elif event.kind in _TRAINS and not used:
-            trainers.update(open_draws)
-            used = True
-    return frozenset(trainers)
+        _follow(trips, event)
+    return frozenset(trips.trainers)
 
 
 def _windows_between_draws(events: list[Event], trainers: frozenset[int]) -> list[tuple[float, float, float | None]]:
     windows: list[tuple[float, float, float | None]] = []
+    trips = Trips(trainers)
     opened: Event | None = None
-    trained = False
     for event in events:
-        if event.kind in _TRAINS:
-            trained = True
-        if event.key not in trainers or event.kind not in (DRAW, END):
+        if event.kind in (STARTED, DRAW, END) and event.key not in trainers:
             continue
-        if opened is not None and not trained and event.key != opened.key:
-            continue  # the second loader of a zip, drawn in the same step
-        if opened is not None and (trained or event.kind == DRAW):
+        is_over = _follow(trips, event)
+        if is_over and opened is not None:
             marks = opened.device_time, event.device_time
             device = marks[1] - marks[0] if marks[0] is not None and marks[1] is not None else None
             windows.append((opened.start, event.start, device))
-        opened, trained = (event if event.kind == DRAW else None), False
+        if is_over or not trips.drawn:
+            opened = None
+        if event.kind == DRAW and opened is None:
+            opened = event
     return windows
 
 
 def _windows_between_cycles(events: list[Event]) -> list[tuple[float, float, float | None]]:
     windows: list[tuple[float, float, float | None]] = []
-    cycle: set[int] = set()
+    trips = Trips()
+    cycle = before = frozenset[int]()
     opened: Event | None = None
     last: Event | None = None
     for event in events:
         if event.kind != UPDATE:
             continue
-        if event.key in cycle:
+        if trips.updated(event.key):
             if opened is not None and last is not None:
                 windows.append((opened.end, last.end, None))
-            opened, cycle = last, set()
-        cycle.add(event.key)
+            opened, before, cycle = last, cycle, frozenset()
+        cycle |= {event.key}
         last = event
+    if opened is not None and last is not None and cycle == before:  # the script ended with a full cycle
+        windows.append((opened.end, last.end, None))
     return windows
 
 
 def _evaluations(events: list[Event], trainers: frozenset[int]) -> list[tuple[float, float]]:
-    """Spans from a non-training loader's start to its end, or to its last draw where it was left early."""
+    """Spans from a non-training loader's start to its end, or, where it was left early, to the last that was judged.
+    Training ends them all: a loader may be drawn from now and then, all along."""
     spans: list[tuple[float, float]] = []
-    opened: dict[int, list[float]] = {}
+    active: set[int] = set()
+    first = last = 0.0
     for event in events:
-        if event.key in trainers or event.kind not in (STARTED, DRAW, END):
-            continue
-        if event.kind == STARTED or event.key not in opened:
-            if event.key in opened:
-                spans.append((opened[event.key][0], opened[event.key][1]))
-            opened[event.key] = [event.start, event.end]
-        opened[event.key][1] = event.end
-        if event.kind == END:
-            first, last = opened.pop(event.key)
-            spans.append((first, last))
-    return spans + [(first, last) for first, last in opened.values()]
+        is_loader = event.kind in (STARTED, DRAW, END) and event.key not in trainers
+        trains = event.kind in _TRAINS or (event.kind in (STARTED, DRAW) and event.key in trainers)
+        if is_loader and not active:
+            first = last = event.start
+        if is_loader:
+            active.add(event.key)
+        if is_loader or (active and event.kind == JUDGED):
+            last = max(last, event.end)
+        if active and (trains or event.kind == END):
+            active = set() if trains else active - {event.key}
+            if not active and last > first:
+                spans.append((first, last))
+    return spans + ([(first, last)] if active and last > first else [])
 
 
 def _step(start: float, end: float, inside: list[Event], cut: list[tuple[float, float]], device: float | None) -> Step:

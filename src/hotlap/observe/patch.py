@@ -19,10 +19,14 @@ class Patch:
         self._undo: list[Callable[[], object]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute. Only the owner's own dictionary counts, so that inherited values stay inherited."""
-        own = getattr(owner, "__dict__", {})
-        is_computed = hasattr(getattr(type(owner), name, None), "__set__")  # a property or a slot lies on the class
-        old = getattr(owner, name, _ABSENT) if is_computed else own.get(name, _ABSENT)
+        """Set an attribute. What an owner only inherits, from a base or its class, is inherited again after undo."""
+        if isinstance(owner, type):
+            old = vars(owner).get(name, _ABSENT)
+        else:
+            on_class = getattr(type(owner), name, _ABSENT)
+            is_inherited = on_class is not _ABSENT and not hasattr(on_class, "__set__")
+            is_own = name in getattr(owner, "__dict__", {})
+            old = _ABSENT if is_inherited and not is_own else getattr(owner, name, _ABSENT)
         setattr(owner, name, value)
         self._undo.append(lambda: delattr(owner, name) if old is _ABSENT else setattr(owner, name, old))
 

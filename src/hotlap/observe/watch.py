@@ -23,7 +23,7 @@ clock = time.perf_counter
 
 _EVENTS_KEPT = 200_000  # bounds the record however long the script runs
 _LOSSES_KEPT = 4096
-_DRAWS_PROBED = range(2, 7)  # the first draw also starts the sampler, which draws a seed
+_DRAWS_PROBED = 5
 _SLOTS = 64
 
 
@@ -44,9 +44,9 @@ class Watch:
         self._counts: dict[int, int] = {}
         self._random: dict[int, bool] = {}
         self._closures: set[int] = set()
-        self._trained = self._drawn_at_all = False
-        self._cycle: set[int] = set()
-        self._updating: tuple[int, float] | None = None  # the optimizer at work, since when
+        self._probes: dict[int, int] = {}
+        self._trips = at.Trips()
+        self._updating: dict[int, float] = {}  # the optimizers at work, since when
         self._syncs: dict[tuple[str, int], list[float]] = {}
         self._images = mmap.mmap(-1, 8 * _SLOTS)  # shared with forked workers
         self._cuda: Any = None
@@ -75,16 +75,17 @@ class Watch:
 
     def _loader_started(self, loader: Any) -> None:
         now = clock()
-        self._loaders.setdefault(id(loader._index_sampler), loader)
-        self._events.append((at.STARTED, id(loader._index_sampler), now, now, None))
+        key = id(loader._index_sampler)
+        self._loaders.setdefault(key, loader)
+        if self._trips.started(key):
+            self._boundary()
+        self._events.append((at.STARTED, key, now, now, None))
 
     def _batch_drawn(self, proceed: Any, iterator: Any) -> Any:
         key = id(iterator._index_sampler)
-        count = self._counts[key] = self._counts.get(key, 0) + 1
-        self._drawn_at_all = True
-        if self._trained:
+        if self._trips.asked(key):
             self._boundary()
-        before = global_generators() if count in _DRAWS_PROBED and not iterator._num_workers else None
+        before = global_generators() if self._is_probed(key, iterator) else None
         mark = self._mark()
         start = clock()
         if self._first_draw is None:
@@ -92,12 +93,22 @@ class Watch:
         try:
             batch = proceed(iterator)
         except StopIteration:
+            self._trips.ended(key)
             self._events.append((at.END, key, start, clock(), mark))
             raise
+        self._trips.drew(key)
+        self._counts[key] = self._counts.get(key, 0) + 1
         self._events.append((at.DRAW, key, start, clock(), mark))
         if before is not None:
             self._random[key] = self._random.get(key, False) or before != global_generators()
         return batch
+
+    def _is_probed(self, key: int, iterator: Any) -> bool:
+        """Some draws of each loader, but never the first of an epoch: that starts the sampler, which draws a seed."""
+        if iterator._num_workers or not iterator._num_yielded or self._probes.get(key, 0) >= _DRAWS_PROBED:
+            return False
+        self._probes[key] = self._probes.get(key, 0) + 1
+        return True
 
     def _image_opened(self, proceed: Any, *args: Any, **kwargs: Any) -> Any:
         slot = os.getpid() % _SLOTS * 8
@@ -110,6 +121,8 @@ class Watch:
     def _root_called(self, proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
         self._counts[id(root)] = self._counts.get(id(root), 0) + 1
         trains = root.training and sys.modules["torch"].is_grad_enabled()
+        if not trains:
+            self._trips.judged()
         start = clock()
         try:
             return proceed(root, args, kwargs)
@@ -119,14 +132,13 @@ class Watch:
     def _loss_known(self, proceed: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(tensors, "numel", lambda: 0)() == 1:
             self._losses.append(tensors.detach())
-        if self._updating is not None:
-            self._closures.add(self._updating[0])
+        self._closures.update(self._updating)
         start = clock()
         try:
             return proceed(tensors, *args, **kwargs)
         finally:
             self._events.append((at.BACKWARD, 0, start, clock(), None))
-            self._trained = True
+            self._trips.trained()
 
     def _optimizer_built(self, proceed: Any, optimizer: Any, bound: Any) -> None:
         proceed(optimizer, bound)
@@ -134,21 +146,16 @@ class Watch:
 
     def _weights_updating(self, optimizer: Any) -> None:
         self._optimizers.setdefault(id(optimizer), optimizer)
-        self._updating = id(optimizer), clock()
+        self._updating[id(optimizer)] = clock()
 
     def _weights_updated(self, optimizer: Any) -> None:
         key, now = id(optimizer), clock()
-        self._events.append((at.UPDATE, key, self._updating[1] if self._updating else now, now, None))
-        self._updating = None
+        self._events.append((at.UPDATE, key, self._updating.pop(key, now), now, None))
         self._counts[key] = self._counts.get(key, 0) + 1
-        self._trained = True
-        if not self._drawn_at_all:
-            if self._first_draw is None:
-                self._first_draw = clock()
-            if key in self._cycle:
-                self._cycle.clear()
-                self._boundary()
-            self._cycle.add(key)
+        if self._first_draw is None:
+            self._first_draw = now
+        if self._trips.updated(key):
+            self._boundary()
 
     def _host_waited(self, proceed: Any, name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return self._timed(at.SYNC, proceed, name, tensor, args, kwargs)
@@ -180,7 +187,7 @@ class Watch:
 
     def _boundary(self) -> None:
         self.steps += 1
-        self._trained = False
+        self._updating.clear()  # a step of an optimizer that raised
         if self._on_step is not None:
             self._on_step(self.steps)
 

@@ -75,26 +75,34 @@ def cached_open(file: Any, *args: Any, original: Any = None, **kwargs: Any) -> I
 
 
 class _Remembered(Image.Image):
-    """A decoded image that can still be asked for a draft, which decodes the file anew at a smaller scale."""
+    """A decoded image that behaves as one just opened: until it is loaded it can be asked for a draft, which decodes
+    the file anew at a smaller scale, and what only the file's format knows is asked of the file."""
 
-    format: str | None
-    filename: str
+    _is_untouched = False
+    _path = ""
+
+    def load(self) -> Any:
+        self._is_untouched = False
+        return super().load()
 
     def draft(self, mode: str | None, size: Any) -> Any:
-        fresh = self._pil_open(self.filename)
+        if not self._is_untouched:
+            return None
+        fresh = self._pil_open(self._path)
         drafted = fresh.draft(mode, size)
         if drafted is not None:
             fresh.load()
             self.im, self._size, self._mode = fresh.im, fresh.size, fresh.mode
+            self._is_untouched = False
         return drafted
 
-    def _new(self, im: Any) -> Image.Image:
-        return Image.Image()._new(im) if not self.info else _with_info(Image.Image()._new(im), self)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not self._path:
+            raise AttributeError(name)
+        return getattr(self._pil_open(self._path), name)
 
-
-def _with_info(image: Image.Image, source: Image.Image) -> Image.Image:
-    image.info = source.info.copy()
-    return image
+    def __reduce__(self) -> Any:
+        return Image.Image, (), self.__getstate__()  # a pickle of the script's must not need this module
 
 
 def _key(file: Any) -> bytes | None:
@@ -112,8 +120,12 @@ def _key(file: Any) -> bytes | None:
 
 def _pack(image: Image.Image) -> tuple[bytes, bytes]:
     pixels = image.tobytes()
-    info = {name: value for name, value in image.info.items() if isinstance(value, (int, float, str, bytes, tuple))}
+    info = {name: value for name, value in image.info.items() if _is_plain(value)}
     return pickle.dumps((image.mode, image.size, image.format, info)), pixels
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str, bytes, tuple, list, dict, type(None)))
 
 
 def _image(head: Any, pixels: Any, file: Any, pil_open: Any) -> Image.Image:
@@ -121,8 +133,11 @@ def _image(head: Any, pixels: Any, file: Any, pil_open: Any) -> Image.Image:
     image = _Remembered()
     image.im = Image.frombytes(mode, size, pixels).im
     image._size, image._mode, image.info, image.format = size, mode, info, format
-    image.filename = os.fspath(file if isinstance(file, (str, os.PathLike)) else file.name)
-    image._pil_open = pil_open  # type: ignore[attr-defined]
+    is_path = isinstance(file, (str, os.PathLike))
+    image.filename = os.fspath(file) if is_path else ""  # as PIL has it
+    image._path = os.path.abspath(file if is_path else file.name)
+    image._pil_open = pil_open
+    image._is_untouched = True
     return image
 
 

@@ -35,6 +35,9 @@ class LossScaler:
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Stands round `torch.autograd.backward`."""
+        parameters = self._parameters()
+        if not parameters or kwargs.get("create_graph") or (len(args) > 1 and args[1]):
+            return original(tensors, grad_tensors, *args, **kwargs)  # nothing of ours, or a gradient to be derived
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if self._scale is None:
             self._start(losses[0].device)
@@ -46,7 +49,6 @@ class LossScaler:
             (torch.ones_like(loss) if grad is None else grad) * self._scale.to(loss.dtype)
             for loss, grad in zip(losses, given, strict=True)
         ]
-        parameters = self._parameters()
         before = [p.grad for p in parameters]
         for p in parameters:
             p.grad = None

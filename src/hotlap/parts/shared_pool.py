@@ -27,6 +27,7 @@ class SharedPool:
         self._memory = mmap.mmap(-1, self._data_start + limit_bytes)
         self._view = memoryview(self._memory).toreadonly()
         self._lock = multiprocessing.get_context("fork").Lock()
+        self._is_lost = False  # in this process: whoever held the lock is gone
 
     @property
     def used_bytes(self) -> int:
@@ -43,7 +44,7 @@ class SharedPool:
     def get(self, key: bytes) -> memoryview | None:
         """A view into the pool: nothing is copied, and entries never move."""
         digest = hashlib.blake2b(key, digest_size=16).digest()
-        if not self._lock.acquire(timeout=_PATIENCE):
+        if not self._acquired():
             return None
         try:
             slot = self._find(digest)
@@ -62,7 +63,7 @@ class SharedPool:
         """Keep a value given in pieces; False when there is no room left or the key is already there."""
         size = sum(map(len, pieces))
         digest = hashlib.blake2b(key, digest_size=16).digest()
-        if not self._lock.acquire(timeout=_PATIENCE):
+        if not self._acquired():
             return False
         try:
             slot = self._find(digest)
@@ -80,6 +81,11 @@ class SharedPool:
             return True
         finally:
             self._lock.release()
+
+    def _acquired(self) -> bool:
+        """Waits in vain only once: after that the pool is as good as empty."""
+        self._is_lost = self._is_lost or not self._lock.acquire(timeout=_PATIENCE)
+        return not self._is_lost
 
     def _find(self, digest: bytes) -> int | None:
         """Offset of the key's slot, or of the free slot where it belongs; None when the table is full round there."""
