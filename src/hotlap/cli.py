@@ -161,39 +161,30 @@ def fix(
 ) -> int:
     """Write the fixes into the source: safe ones, or exactly what a plan keeps."""
     from hotlap.plan import read_file
-    from hotlap.source.check import python_files
-    from hotlap.source.fix import replace_file, rewritten, unified_diff
-    from hotlap.source.module import Source
+    from hotlap.source.fix import fix_files, replace_file, unified_diff
 
-    troubles: list[str] = []
-    planned = {one.script: one for one in read_file(plan)} if plan else {}
+    planned = {one.script: one.choices(_find) for one in read_file(plan)} if plan else {}
     if plan and not planned:
         raise HotlapError(f"{plan} holds no plan: run `hotlap tune` first")
-    changed = 0
-    for path in python_files(paths, troubles):
-        if plan and os.path.basename(path) not in planned:
-            continue
-        choices = planned[os.path.basename(path)].choices(_find) if plan else _defaults(only, skip)
-        try:
-            source = Source.read(path)
-        except HotlapError as error:
-            troubles.append(str(error))
-            continue
-        result = rewritten(source, [(c.technique, c.setting) for c in choices], unsafe=unsafe or bool(plan))
+    troubles: list[str] = []
+    defaults = _defaults(only, skip)
+    fixed = 0
+    wanted = (lambda name: planned.get(name, [])) if plan else (lambda name: defaults)
+    for source, result, choices in fix_files(paths, wanted, unsafe or bool(plan), troubles):
         for choice in choices if plan else []:
             if choice.technique.id not in result.techniques:
-                _say(f"{path}: {choice} cannot be written into this source; `hotlap run` still applies it")
+                _say(f"{source.path}: {choice} cannot be written into this source; `hotlap run` still applies it")
         if result.text == source.text:
             continue
-        changed += 1
+        fixed += 1
         if diff:
-            sys.stdout.write(unified_diff(source.text, result.text, path))
+            sys.stdout.write(unified_diff(source.text, result.text, str(source.path)))
         else:
-            replace_file(path, result.text)
-            print(f"fixed {path}")
+            replace_file(source.path, result.text)
+            print(f"fixed {source.path}")
     for trouble in troubles:
         _say(trouble)
-    if not changed and not troubles:
+    if not fixed and not troubles:
         print("nothing to fix" if plan or unsafe else "nothing to fix safely: --unsafe shows what else could be done")
     return 2 if troubles else 0
 
@@ -204,24 +195,17 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False
     from dataclasses import asdict
 
     from rich.console import Console
-    from rich.table import Table
 
     from hotlap.observe.machine import Machine
     from hotlap.observe.readiness import readiness
+    from hotlap.report import terminal
 
     machine = Machine.read()
     rows = readiness(machine)
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
-        table = Table(box=None, show_header=False, pad_edge=False)
-        marks = {True: "[green]ok[/]", False: "[red]mend[/]", None: "[dim]-[/]"}
-        for row in rows:
-            remedy = f"\n[bold]{row.remedy}[/]" if row.remedy else ""
-            table.add_row(marks[row.ok], row.name, row.finding + remedy)
-        console = Console()
-        console.print(machine.hardware, style="bold", highlight=False)
-        console.print(table)
+        Console().print(terminal.readiness(machine.hardware, rows))
     return int(any(row.ok is False for row in rows))
 
 

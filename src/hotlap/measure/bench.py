@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from hotlap.technique import Choice
 
 Role = Literal["baseline", "screen", "confirm", "ablation"]
 _DISTURBED = 0.05  # run-queue delay as a share of wall clock times threads
+_PATIENCE = 2.0  # a candidate that trains so many times longer than the script did is stopped where it is
 _EPOCH_ALLOWANCE = 4.0  # a trial may be so many times longer to see past the end of an epoch
 
 
@@ -31,15 +33,23 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class Timing:
-    """One timed process: its level, or why it has none."""
+class Timed:
+    """One timed process."""
 
-    level: float | None
-    run: Run | None
+    level: float  # seconds a step
+    run: Run
     ending: str
     seconds: float
-    settled: bool = True
-    log: str = ""
+    settled: bool
+
+
+@dataclass(frozen=True)
+class Untimed:
+    """One process that gave no figure, and why."""
+
+    ending: str
+    run: Run | None
+    log: str
 
 
 class Bench:
@@ -48,6 +58,8 @@ class Bench:
     def __init__(self, trials: Trials, order: Order, trial_seconds: float, listener: Listener) -> None:
         self._trials, self._order, self._listener = trials, order, listener
         self._seconds, self._steps_at_least = trial_seconds, 24
+        self._crowded: set[str] = set()
+        self._trained_seconds = 0.0  # what the script itself needed in its latest trial
         self.times: list[TrialTimes] = []
         self.started = time.monotonic()
 
@@ -70,13 +82,21 @@ class Bench:
         self._steps_at_least = max(self._steps_at_least, wanted)
         return True
 
-    def time(self, plan: Sequence[Choice], label: str, role: Role) -> Timing:
-        """One trial; a disturbed one is repeated once, whichever arm it belongs to."""
+    def time(self, plan: Sequence[Choice], label: str, role: Role) -> Timed | Untimed:
+        """One trial; a disturbed one is repeated once, whichever arm it belongs to. A plan that is disturbed twice in
+        a row crowds the machine by itself: that is its true speed, and it is not repeated again."""
         timing = self._once(plan, label, role)
-        if timing.level is not None and self.times[-1].disturbed:
-            again = self._once(plan, label, role)
-            timing = again if again.level is not None else timing
-        return timing
+        name = str([str(choice) for choice in plan])
+        if not isinstance(timing, Timed) or not self.times[-1].disturbed or name in self._crowded:
+            return timing
+        again = self._once(plan, label, role)
+        if not isinstance(again, Timed):
+            return timing
+        if self.times[-1].disturbed:
+            self._crowded.add(name)
+        if role == "screen" and timing.level < again.level:
+            return timing  # disturbances only ever slow down; a screening claims nothing, so the better one counts
+        return again
 
     def parity(self, plan: Sequence[Choice], label: str, role: str, folder: str, steps: int) -> Trial:
         self._listener.started(label, "parity")
@@ -92,17 +112,20 @@ class Bench:
         self._listener.ended(label, "parity", trial.ending)
         return trial
 
-    def _once(self, plan: Sequence[Choice], label: str, role: Role) -> Timing:
+    def _once(self, plan: Sequence[Choice], label: str, role: Role) -> Timed | Untimed:
         self._listener.started(label, role)
         order = dataclasses.replace(
             self._order,
             choices=[choice.to_json() for choice in plan],
             seconds=self._seconds,
             steps_at_least=self._steps_at_least,
+            seconds_at_most=_PATIENCE * self._trained_seconds if plan else 0.0,
         )
         trial = self._trials.run(order, self._listener.stepped)
         timing = _timing(trial)
         run = trial.run
+        if isinstance(timing, Timed) and not plan:
+            self._trained_seconds = sum(timing.run.step_seconds)
         if run is not None:
             waited = run.queue_seconds / max(run.wall_seconds * run.threads, 1e-9)
             warm = warmup_steps(run.step_seconds) or 0
@@ -110,20 +133,22 @@ class Bench:
             self.times.append(
                 TrialTimes(label, role, trial.ending, run.step_seconds, warm, run.startup_seconds, disturbed)
             )
-        self._listener.ended(label, role, trial.ending if timing.level is None else f"{1e3 * timing.level:.1f} ms")
+        self._listener.ended(
+            label, role, f"{1e3 * timing.level:.1f} ms" if isinstance(timing, Timed) else timing.ending
+        )
         return timing
 
 
-def _timing(trial: Trial) -> Timing:
+def _timing(trial: Trial) -> Timed | Untimed:
     run = trial.run
-    if run is not None and run.withdrawn:
-        return Timing(None, run, f"could not be applied: {run.withdrawn[0]}", trial.seconds, log=trial.log)
     if run is None or not trial.good:
-        return Timing(None, run, trial.ending, trial.seconds, log=trial.log)
-    if any(loss != loss or loss in (float("inf"), float("-inf")) for loss in run.losses):
-        return Timing(None, run, "the loss became non-finite", trial.seconds)
+        return Untimed(trial.ending, run, trial.log)
+    if run.withdrawn:
+        return Untimed(f"could not be applied: {run.withdrawn[0]}", run, trial.log)
+    if not all(map(math.isfinite, run.losses)):
+        return Untimed("the loss became non-finite", run, trial.log)
     if len(run.step_seconds) < 3:
-        return Timing(None, run, f"only {len(run.step_seconds)} training steps were seen", trial.seconds, log=trial.log)
+        return Untimed(f"only {len(run.step_seconds)} training steps were seen", run, trial.log)
     warm = warmup_steps(run.step_seconds)
     rest = run.step_seconds[warm:] if warm is not None else run.step_seconds[len(run.step_seconds) // 3 :]
-    return Timing(level(rest), run, trial.ending, trial.seconds, warm is not None)
+    return Timed(level(rest), run, trial.ending, trial.seconds, warm is not None)

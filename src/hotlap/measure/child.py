@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from hotlap.measure.order import Order
-from hotlap.measure.parity import Witness
+from hotlap.measure.witness import Witness
 from hotlap.observe.attach import Attached
 from hotlap.observe.launch import Stopped, Target, execute
 from hotlap.observe.patch import Patch
@@ -51,8 +51,10 @@ class Recorder:
             self._told = now
             self._put("progress", str(count))
         order = self.order
-        long_enough = order.seconds and count >= order.steps_at_least and now - self._first_step > order.seconds
-        if (order.steps and count >= order.steps) or long_enough:
+        trained = now - self._first_step
+        long_enough = order.seconds and count >= order.steps_at_least and trained > order.seconds
+        too_long = order.seconds_at_most and trained > order.seconds_at_most
+        if (order.steps and count >= order.steps) or long_enough or too_long:
             self.write("enough")
             if not order.real:
                 os._exit(0)

@@ -18,6 +18,7 @@ class Order:
     steps: int = 0  # stop after so many steps ...
     seconds: float = 0.0  # ... or after so long once `steps_at_least` are done; 0 = to the script's end
     steps_at_least: int = 0
+    seconds_at_most: float = 0.0  # of training, however few steps that gave; 0 = no such bound
     limit_seconds: float = 600.0  # a trial that is still there then is killed
     folder: str = ""  # where record, log and parity tensors are exchanged
     protected: bool = True

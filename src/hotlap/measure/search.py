@@ -3,45 +3,22 @@ the same. Screening is by single trials; only the confirmed total is a claim."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from hotlap.errors import HotlapError
-from hotlap.measure.bench import Bench, Listener, Timing
+from hotlap.measure.bench import Bench, Listener, Timed, Untimed
 from hotlap.measure.candidates import Candidate, Skipped, clash, consider, partners
 from hotlap.measure.caveats import Caveat
+from hotlap.measure.found import Found
 from hotlap.measure.parity import STEPS, judge
-from hotlap.measure.stats import LOOKS, Comparison, Decision, calibration_sd, compare, smallest_gain
-from hotlap.observe.run import Run
-from hotlap.report.findings import Ablation, Interval, NotTried, ParityCheck, Rejected
+from hotlap.measure.stats import LOOKS, Decision, calibration_sd, compare
+from hotlap.report.findings import Ablation, NotTried, ParityCheck, Rejected
 from hotlap.technique import Choice, Parity, Technique
 
 KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this
 CONFIRM_SHARE = 0.35  # of the budget, kept back for proof
-
-
-@dataclass
-class Found:
-    """What the search knows so far. Valid at any moment, so that an interrupt keeps the best so far."""
-
-    plan: list[Choice] = field(default_factory=list)
-    gains: dict[str, float] = field(default_factory=dict)  # screened, by technique
-    parities: dict[str, Parity] = field(default_factory=dict)
-    rejected: list[Rejected] = field(default_factory=list)
-    not_tried: list[NotTried] = field(default_factory=list)
-    ablation: list[Ablation] = field(default_factory=list)
-    checks: list[ParityCheck] = field(default_factory=list)
-    comparison: Comparison | None = None
-    baselines: list[float] = field(default_factory=list)
-    plans: list[float] = field(default_factory=list)  # levels of the plan in confirmation
-    before: Run | None = None
-    after: Run | None = None
-    caveats: list[str] = field(default_factory=list)
-    interrupted: bool = False
-
-    @property
-    def confirmed(self) -> bool:
-        return self.comparison is not None and self.comparison.decision is Decision.CLAIM
+_PARITY_TRIALS = 2  # what the three, shorter, parity runs cost, in timing trials
 
 
 class Search:
@@ -77,54 +54,68 @@ class Search:
     # 1. where does it stand? ----------------------------------------------------------------------------------------
 
     def _baseline(self) -> None:
-        first = self._bench.time([], "baseline", "baseline")
-        if first.level is None or first.run is None:
-            raise HotlapError(_no_baseline(first))
+        """A first trial, cold and short, for the record; then two that count."""
+        first = self._timed_baseline("the script, a first look")
         if not self._bench.see_past_an_epoch(first.run):
             self.found.caveats.append(Caveat.NO_EPOCH_END.text())
-        second = self._bench.time([], "baseline", "baseline")
-        if second.level is None or second.run is None:
-            raise HotlapError(_no_baseline(second))
-        if second.ending == "finished":
-            self.found.caveats.append(Caveat.SHORT.text(steps=second.run.steps))
-        if not second.settled:
+        timings = [self._timed_baseline("the script"), self._timed_baseline("the script")]
+        last = timings[-1]
+        if last.ending == "finished":
+            self.found.caveats.append(Caveat.SHORT.text(steps=last.run.steps))
+        if not last.settled:
             self.found.caveats.append(Caveat.UNSETTLED.text())
-        self.found.before = second.run
-        self.found.baselines = [first.level, second.level]
-        self._best = min(first.level, second.level)
-        self._trial_seconds = second.seconds
+        self.found.before = last.run
+        self.found.baselines = [timing.level for timing in timings]
+        self._best = statistics.fmean(self.found.baselines)
+        self._trial_seconds = max(timing.seconds for timing in timings)
+
+    def _timed_baseline(self, label: str) -> Timed:
+        timing = self._bench.time([], label, "baseline")
+        if not isinstance(timing, Timed):
+            raise HotlapError(_no_baseline(timing))
+        return timing
 
     # 2. what helps? -------------------------------------------------------------------------------------------------
 
     def _screen(self) -> None:
-        waiting = self._candidates(self.found.before)
-        fit = int(max(0.0, self._until_confirmation) / self._trial_seconds)
+        """Family by family, largest current share first. Within one, each is tried from the same start and the best
+        taken in; the others that gained are tried again on top of it, with bounds renewed: once the wait is gone,
+        compute matters."""
+        waiting = self._candidates()
+        fit = int(max(0.0, self._until_proof) / self._trial_seconds)
         self._listener.said(
-            f"a trial takes {self._trial_seconds:.1f} s; {len(waiting)} candidates, room for {fit} trials and the proof"
-            f" in {self._budget:.0f} s"
+            f"a trial takes {self._trial_seconds:.1f} s; {len(waiting)} candidates, room for {fit} trials beside the"
+            f" proof in {self._budget:.0f} s"
         )
-        failed: list[Candidate] = []
+        idle: list[Candidate] = []
         while waiting:
-            waiting.sort(key=lambda candidate: -candidate.most)
-            candidate = waiting.pop(0)
-            if self._until_confirmation < self._trial_seconds:
-                self.found.not_tried.append(NotTried(candidate.technique.id, "the budget ended: try a larger --budget"))
-                continue
-            timing = self._try([candidate.choice()])
-            if timing is None:
-                continue
-            if candidate.choice() in self.found.plan:
-                self._refine(candidate)
-                waiting = self._renewed(waiting, timing.run)
-            else:
-                failed.append(candidate)
-        self._try_partners(failed)
+            family = max(waiting, key=lambda candidate: candidate.most).technique.family
+            group = [candidate for candidate in waiting if candidate.technique.family is family]
+            rest = [candidate for candidate in waiting if candidate not in group]
+            better: list[tuple[float, Timed, Candidate]] = []
+            for candidate in group:
+                timing = self._trial([candidate.choice()])
+                if timing is None:
+                    continue
+                ratio = self._best / timing.level
+                if ratio >= KEEP_GAIN:
+                    better.append((ratio, timing, candidate))
+                else:
+                    self._reject([candidate.choice()], _no_gain(ratio))
+                    idle.append(candidate)
+            waiting = rest
+            if better:
+                ratio, timing, best = max(better, key=lambda entry: entry[0])
+                self._keep([best.choice()], timing)
+                self._refine(best)
+                waiting = self._renewed([*rest, *(entry[2] for entry in better if entry[2] is not best)])
+        self._try_partners(idle)
 
-    def _candidates(self, run: Run | None) -> list[Candidate]:
-        assert run is not None
+    def _candidates(self) -> list[Candidate]:
+        assert self.found.before is not None
         found = []
         for technique in self._techniques:
-            verdict = consider(technique, run, self._allow_different)
+            verdict = consider(technique, self.found.before, self._allow_different)
             if isinstance(verdict, Skipped):
                 self.found.not_tried.append(NotTried(technique.id, verdict.reason))
             else:
@@ -132,70 +123,77 @@ class Search:
                 found.append(verdict)
         return found
 
-    def _renewed(self, waiting: list[Candidate], run: Run | None) -> list[Candidate]:
-        """Bounds from where the steps go now: once the wait is gone, compute matters."""
-        if run is None:
-            return waiting
+    def _renewed(self, waiting: list[Candidate]) -> list[Candidate]:
+        """Bounds from where the steps go with the plan so far."""
+        assert self.found.after is not None
         renewed = []
         for candidate in waiting:
-            verdict = consider(candidate.technique, run, self._allow_different)
+            verdict = consider(candidate.technique, self.found.after, self._allow_different)
             if isinstance(verdict, Candidate):
                 renewed.append(verdict)
             else:
                 self.found.not_tried.append(NotTried(candidate.technique.id, f"with the plan so far: {verdict.reason}"))
         return renewed
 
-    def _try(self, choices: list[Choice]) -> Timing | None:
-        """One trial of the plan so far plus these; taken in when faster. None when it could not be timed."""
-        label = " + ".join(map(str, choices))
-        enemy = next((clash(choice, self.found.plan) for choice in choices if clash(choice, self.found.plan)), None)
+    def _trial(self, choices: list[Choice]) -> Timed | None:
+        """Time the plan so far plus these. None when that was not possible; the reason is on record."""
+        enemy = next((enemy for choice in choices if (enemy := clash(choice, self.found.plan))), None)
         if enemy is not None:
             self._reject(choices, f"cannot live with {enemy.technique.id}, which is already in the plan")
             return None
-        timing = self._bench.time([*self.found.plan, *choices], label, "screen")
-        if timing.level is None:
+        if self._until_proof < self._trial_seconds:
+            for choice in choices:
+                self.found.not_tried.append(NotTried(choice.technique.id, "the budget ended: try a larger --budget"))
+            return None
+        timing = self._bench.time([*self.found.plan, *choices], " + ".join(map(str, choices)), "screen")
+        if not isinstance(timing, Timed):
             self._reject(choices, timing.ending)
             return None
-        ratio = self._best / timing.level
         if not self.found.plan and len(choices) == 1:
-            self._alone[choices[0].technique.id] = ratio
-        if ratio < KEEP_GAIN:
-            self._reject(choices, f"{ratio:.2f}x: {'slower' if ratio < 0.98 else 'no gain'} in a trial")
-            return timing
+            self._alone[choices[0].technique.id] = self._best / timing.level
+        return timing
+
+    def _keep(self, choices: list[Choice], timing: Timed) -> None:
         for choice in choices:
-            self.found.gains[choice.technique.id] = ratio
+            self.found.gains[choice.technique.id] = self._best / timing.level
         self.found.plan += choices
         self._best, self.found.after = timing.level, timing.run
-        return timing
 
     def _refine(self, candidate: Candidate) -> None:
         """Other settings of a winner, while there is room for them."""
         for number in range(1, len(candidate.tries)):
-            if self._until_confirmation < 2 * self._trial_seconds:
+            if self._until_proof < 2 * self._trial_seconds:
                 return
             choice = candidate.choice(number)
             rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
             timing = self._bench.time([*rest, choice], str(choice), "screen")
-            if timing.level is None or self._best / timing.level < KEEP_GAIN:
-                ratio = "" if timing.level is None else f"{self._best / timing.level:.2f}x against the setting kept"
-                self._reject([choice], ratio or timing.ending)
+            if not isinstance(timing, Timed):
+                self._reject([choice], timing.ending)
                 continue
-            self.found.gains[candidate.technique.id] *= self._best / timing.level
+            ratio = self._best / timing.level
+            if ratio < KEEP_GAIN:
+                self._reject([choice], f"{ratio:.2f}x against the setting kept")
+                continue
+            self.found.gains[candidate.technique.id] *= ratio
             self.found.plan = [*rest, choice]
             self._best, self.found.after = timing.level, timing.run
 
-    def _try_partners(self, failed: list[Candidate]) -> None:
+    def _try_partners(self, idle: list[Candidate]) -> None:
         """Two that did nothing alone may gain together, such as a layout and the precision it was made for."""
-        for candidate in failed:
-            for partner in partners(candidate, failed[failed.index(candidate) + 1 :]):
-                if self._until_confirmation > self._trial_seconds:
-                    self._try([candidate.choice(), partner.choice()])
+        for number, candidate in enumerate(idle):
+            for partner in partners(candidate, idle[number + 1 :]):
+                both = [candidate.choice(), partner.choice()]
+                timing = self._trial(both)
+                if timing is not None and self._best / timing.level >= KEEP_GAIN:
+                    self._keep(both, timing)
+                elif timing is not None:
+                    self._reject(both, _no_gain(self._best / timing.level))
 
     def _reject(self, choices: list[Choice], reason: str) -> None:
         for choice in choices:
-            together = f" together with {' + '.join(str(c) for c in choices if c is not choice)}"
-            suffix = together if len(choices) > 1 else ""
-            self.found.rejected.append(Rejected(choice.technique.id, dict(choice.setting), reason + suffix))
+            others = " + ".join(str(other) for other in choices if other is not choice)
+            words = f"{reason}, together with {others}" if others else reason
+            self.found.rejected.append(Rejected(choice.technique.id, dict(choice.setting), words))
 
     # 3. is it the same training? ------------------------------------------------------------------------------------
 
@@ -214,12 +212,12 @@ class Search:
             for choice in list(self.found.plan):
                 alone = self._judged([choice], str(choice), reference.parity, repeat.parity)
                 if not _passed(alone):
-                    self._drop(choice, _failure(alone))
+                    self._drop(choice, f"not the same training: {_failure(alone)}")
             if self.found.plan:
                 checks = self._judged(self.found.plan, "plan", reference.parity, repeat.parity)
         self.found.checks = checks
         if self.found.plan and not _passed(checks):
-            self._drop_all(_failure(checks))
+            self._drop_all(f"not the same training: {_failure(checks)}")
 
     def _judged(self, plan: list[Choice], label: str, reference: dict, repeat: dict) -> list[ParityCheck]:  # type: ignore[type-arg]
         trial = self._bench.parity(plan, f"parity of {label}", "candidate", self._parity_folder, STEPS)
@@ -231,7 +229,7 @@ class Search:
 
     def _drop(self, choice: Choice, reason: str) -> None:
         self.found.plan.remove(choice)
-        self._reject([choice], f"not the same training: {reason}")
+        self._reject([choice], reason)
 
     def _drop_all(self, reason: str) -> None:
         for choice in list(self.found.plan):
@@ -251,8 +249,8 @@ class Search:
             levels = {}
             for arm in arms:
                 timing = self._bench.time(self.found.plan if arm == "plan" else [], arm, "confirm")
-                if timing.level is None:
-                    self._drop_all(f"in confirmation it ended with {timing.ending}")
+                if not isinstance(timing, Timed):
+                    self._drop_all(f"in confirmation {arm} ended with {timing.ending}")
                     return
                 levels[arm] = timing.level
                 if arm == "plan":
@@ -292,25 +290,13 @@ class Search:
         if self._bench.spent + self._trial_seconds > self._budget:
             return None
         timing = self._bench.time(plan, label, "ablation")
-        return None if timing.level is None else sorted(self.found.baselines)[0] / timing.level
+        return statistics.median(self.found.baselines) / timing.level if isinstance(timing, Timed) else None
 
     @property
-    def _until_confirmation(self) -> float:
-        """Seconds left before the part of the budget that belongs to proof and parity."""
-        pairs = 2 * LOOKS[0] * self._trial_seconds
-        return self._budget - max(CONFIRM_SHARE * self._budget, pairs) - self._bench.spent
-
-
-def a_against_a(baselines: list[float]) -> Interval | None:
-    """The baseline against itself, judged like any other pair of arms: what no gain looks like here."""
-    if len(baselines) < 2:
-        return None
-    half = len(baselines) // 2
-    return compare(baselines[0 : 2 * half : 2], baselines[1 : 2 * half : 2], calibration_sd(baselines)).interval
-
-
-def least_visible(baselines: list[float]) -> float:
-    return smallest_gain(calibration_sd(baselines))
+    def _until_proof(self) -> float:
+        """Seconds left before the part of the budget that belongs to parity and to the proof by pairs."""
+        needed = (_PARITY_TRIALS + 2 * LOOKS[0]) * self._trial_seconds
+        return self._budget - max(CONFIRM_SHARE * self._budget, needed) - self._bench.spent
 
 
 def _passed(checks: list[ParityCheck]) -> bool:
@@ -322,7 +308,11 @@ def _failure(checks: list[ParityCheck]) -> str:
     return f"{failed.what} {failed.figure:.3g}, allowed {failed.limit}"
 
 
-def _no_baseline(timing: Timing) -> str:
+def _no_gain(ratio: float) -> str:
+    return f"{ratio:.2f}x: {'slower' if ratio < 0.98 else 'no gain'} in a trial"
+
+
+def _no_baseline(timing: Untimed) -> str:
     if timing.run is None and timing.ending in ("finished", "enough"):
         return "the script ended without importing torch: name the script that trains"
     if timing.run is not None and timing.ending.startswith("only "):

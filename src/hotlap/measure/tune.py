@@ -14,8 +14,9 @@ from hotlap.errors import HotlapError
 from hotlap.measure import sandbox
 from hotlap.measure.bench import Bench, Listener
 from hotlap.measure.caveats import Caveat
+from hotlap.measure.found import Found
 from hotlap.measure.order import Order
-from hotlap.measure.search import Found, Search, a_against_a, least_visible
+from hotlap.measure.search import Search
 from hotlap.measure.trial import Trials
 from hotlap.observe.launch import Target
 from hotlap.observe.machine import Machine
@@ -116,8 +117,8 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         ablation=found.ablation,
         ablation_label="screened",
         parity=found.checks,
-        a_against_a=a_against_a(found.baselines),
-        smallest_gain=least_visible(found.baselines),
+        a_against_a=found.a_against_a,
+        smallest_gain=found.smallest_gain,
         cost_seconds=bench.spent,
         payback_steps=round(bench.spent / saved) if kept and saved > 0 else None,
         shares_before=before.shares,

@@ -165,9 +165,19 @@ def _owner(child: Any) -> Any:
     for _ in range(_FRAMES):
         if frame is None:
             break
-        names = frame.f_code.co_varnames
-        first = frame.f_locals.get(names[0]) if names and frame.f_code.co_argcount else None
+        first = _first_argument(frame)
         if isinstance(first, torch.nn.Module) and first is not child and any(part is child for part in first.modules()):
             owner = first
         frame = frame.f_back  # type: ignore[assignment]
     return owner
+
+
+def _first_argument(frame: Any) -> Any:
+    code = frame.f_code
+    if not code.co_argcount:
+        return None
+    seen = frame.f_locals
+    first = seen.get(code.co_varnames[0])
+    if sys.version_info < (3, 13) and sys.getrefcount(seen) <= 3:
+        seen.clear()  # a copy that only the frame keeps: it would hold the script's tensors until its function returns
+    return first

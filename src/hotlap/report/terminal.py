@@ -43,6 +43,18 @@ def profile(report: ProfileReport) -> Any:
     return _Screen(lambda options, rows, tight: _profile(report, options, rows, tight))
 
 
+def readiness(hardware: str, rows: Sequence[Any]) -> Any:
+    """A machine's findings, each with `ok`, `name`, `finding` and `remedy`."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    marks = {True: Text("ok", GOOD), False: Text("mend", BAD), None: Text("-", QUIET)}
+    for row in rows:
+        said = Text(row.finding)
+        if row.remedy:
+            said.append(f"\n{row.remedy}", STRONG)
+        table.add_row(marks[row.ok], row.name, said)
+    return Group(Text(hardware, STRONG), table)
+
+
 def to_text(renderable: Any, width: int = 100, color: bool = False) -> str:
     """What a terminal of this width would show."""
     target = io.StringIO()

@@ -9,12 +9,12 @@ import re
 import stat
 import tempfile
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hotlap.errors import HotlapError
-from hotlap.source.check import is_silenced
+from hotlap.source.check import is_silenced, python_files
 from hotlap.source.module import Site, Source
 from hotlap.source.spans import Edit, OverlappingEdits, apply_edits, in_order, line_map
 
@@ -89,6 +89,25 @@ def _edits(source: Source, technique: Rewriter, setting: Setting, unsafe: bool) 
                 continue
             accepted = candidate
     return in_order(accepted)
+
+
+def fix_files(
+    paths: Iterable[str],
+    choices_for: Callable[[str], Sequence[Any]],
+    unsafe: bool,
+    troubles: list[str],
+) -> Iterator[tuple[Source, Rewritten, Sequence[Any]]]:
+    """Each Python file below the paths with its new text. `choices_for` maps a file's name to what is to be written
+    there, each with `.technique` and `.setting`; one bad file is a trouble and never stops the rest."""
+    for path in python_files(paths, troubles):
+        choices = choices_for(os.path.basename(path))
+        if not choices:
+            continue
+        try:
+            source = Source.read(path)
+            yield source, rewritten(source, [(one.technique, one.setting) for one in choices], unsafe), choices
+        except HotlapError as error:
+            troubles.append(str(error))
 
 
 def unified_diff(old: str, new: str, path: str) -> str:

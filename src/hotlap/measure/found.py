@@ -1,0 +1,48 @@
+"""What a search knows so far, valid at any moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hotlap.measure.stats import Comparison, Decision, calibration_sd, compare, smallest_gain
+from hotlap.observe.run import Run
+from hotlap.report.findings import Ablation, Interval, NotTried, ParityCheck, Rejected
+from hotlap.technique import Choice, Parity
+
+
+@dataclass
+class Found:
+    """An interrupt at any moment keeps the best so far."""
+
+    plan: list[Choice] = field(default_factory=list)
+    gains: dict[str, float] = field(default_factory=dict)  # screened, by technique
+    parities: dict[str, Parity] = field(default_factory=dict)
+    rejected: list[Rejected] = field(default_factory=list)
+    not_tried: list[NotTried] = field(default_factory=list)
+    ablation: list[Ablation] = field(default_factory=list)
+    checks: list[ParityCheck] = field(default_factory=list)
+    comparison: Comparison | None = None
+    baselines: list[float] = field(default_factory=list)
+    plans: list[float] = field(default_factory=list)  # levels of the plan in confirmation
+    before: Run | None = None
+    after: Run | None = None
+    caveats: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def confirmed(self) -> bool:
+        return self.comparison is not None and self.comparison.decision is Decision.CLAIM
+
+    @property
+    def a_against_a(self) -> Interval | None:
+        """The baseline against itself, judged like any other pair of arms: what no gain looks like here."""
+        if len(self.baselines) < 2:
+            return None
+        end = len(self.baselines) // 2 * 2
+        one, other = self.baselines[0:end:2], self.baselines[1:end:2]
+        return compare(one, other, calibration_sd(self.baselines)).interval
+
+    @property
+    def smallest_gain(self) -> float:
+        """The least this machine can show, from how far identical processes were apart."""
+        return smallest_gain(calibration_sd(self.baselines))

@@ -1,0 +1,298 @@
+"""The fused kernel comes in, and nothing else of it shows: checkpoints, groups and errors are the script's own."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+KINDS = [
+    (torch.optim.Adam, {}),
+    (torch.optim.AdamW, {"amsgrad": True}),
+    (torch.optim.SGD, {"momentum": 0.9}),
+    (torch.optim.SGD, {}),
+    (torch.optim.Adagrad, {}),
+]
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return all(group.get("fused") for group in optimizer.param_groups)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3, 4, 4, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def close(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs)
+
+
+def shape_of(value):
+    """Keys and types all the way down, and the values of what is no tensor."""
+    if isinstance(value, dict):
+        return {key: shape_of(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [shape_of(one) for one in value]
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.device, tuple(value.shape), value.stride()
+    return type(value), value
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_a_checkpoint_is_as_plain_torch_writes_it(apply, kind, options) -> None:
+    plain, model = network(), network()
+    theirs = kind(plain.parameters(), lr=0.01, **options)
+    apply("fused-optimizer")
+    ours = kind(model.parameters(), lr=0.01, **options)
+    assert is_fused(ours) and not is_fused(theirs)
+    train(plain, theirs), train(model, ours)
+    assert close(plain, model)
+    mine, other = ours.state_dict(), theirs.state_dict()
+    assert list(mine) == list(other)
+    assert [list(group) for group in mine["param_groups"]] == [list(group) for group in other["param_groups"]]
+    assert shape_of(mine) == shape_of(other)
+    for key, state in other["state"].items():
+        for name, value in state.items():
+            if value is not None:
+                assert torch.allclose(mine["state"][key][name], value, rtol=1e-4, atol=1e-6), name
+    assert is_fused(ours), "writing a checkpoint must not switch it off"
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_loading_a_plain_checkpoint_keeps_it_fused(apply, kind, options) -> None:
+    plain = network()
+    theirs = kind(plain.parameters(), lr=0.01, **options)
+    train(plain, theirs)
+    file = io.BytesIO()
+    torch.save({"model": plain.state_dict(), "optimizer": theirs.state_dict()}, file)
+    train(plain, theirs, seed=2)
+
+    apply("fused-optimizer")
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    ours = kind(model.parameters(), lr=0.5, **options)
+    file.seek(0)
+    saved = torch.load(file)
+    model.load_state_dict(saved["model"])
+    ours.load_state_dict(saved["optimizer"])
+    assert is_fused(ours)
+    assert saved["optimizer"]["param_groups"][0]["fused"] is None, "the script's own dictionary is left alone"
+    train(model, ours, seed=2)
+    assert close(plain, model)
+
+
+def test_a_state_in_another_layout_is_paired_with_the_right_weights(apply) -> None:
+    """The kernel walks over memory and does not look at strides. Resuming with channels-last brings just that."""
+    plain, model = network(), network()
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    train(plain, theirs)
+    saved = copy.deepcopy((plain.state_dict(), theirs.state_dict()))
+    train(plain, theirs, seed=2)
+
+    apply("channels-last")
+    apply("fused-optimizer")
+    ours = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model.load_state_dict(saved[0])
+    ours.load_state_dict(copy.deepcopy(saved[1]))
+    train(model, ours, seed=2)
+    assert is_fused(ours)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert close(plain, model)
+    ours.load_state_dict(saved[1])  # and again, now that the weights lie otherwise
+    model.load_state_dict(saved[0])
+    train(model, ours, seed=2)
+    assert close(plain, model)
+
+
+def test_a_gradient_set_by_hand_is_paired_with_the_right_weights(apply) -> None:
+    gradients = [torch.randn(5, 3).t(), torch.randn(3, 1).expand(3, 5), torch.randn(3, 10)[:, ::2]]
+
+    def trained() -> torch.Tensor:
+        weight = nn.Parameter(torch.zeros(3, 5))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+        for gradient in gradients:
+            weight.grad = gradient
+            optimizer.step()
+        return weight.detach()
+
+    expected = trained()
+    apply("fused-optimizer")
+    assert torch.allclose(trained(), expected, atol=1e-6)
+
+
+def groups(model: nn.Module):
+    return [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].weight}, {"params": [model[3].bias]}]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda model: model.parameters(),
+        lambda model: (p for p in model.parameters()),
+        lambda model: model.named_parameters(),
+        groups,
+        lambda model: iter(groups(model)),
+        lambda model: [{"params": model.named_parameters(), "weight_decay": 0.1}],
+    ],
+    ids=["method", "generator", "named", "groups", "iterator", "named-group"],
+)
+def test_parameters_in_every_form(apply, given) -> None:
+    plain, model = network(), network()
+    theirs = torch.optim.AdamW(given(plain), lr=0.01)
+    apply("fused-optimizer")
+    ours = torch.optim.AdamW(given(model), lr=0.01)
+    assert is_fused(ours)
+    assert [len(group["params"]) for group in ours.param_groups] == [
+        len(group["params"]) for group in theirs.param_groups
+    ]
+    train(plain, theirs), train(model, ours)
+    assert close(plain, model)
+    assert shape_of(ours.state_dict()) == shape_of(theirs.state_dict())
+
+
+def test_a_group_added_later_is_fused_too(apply) -> None:
+    apply("fused-optimizer")
+    model = network()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    optimizer.add_param_group({"params": model[3].parameters()})
+    assert is_fused(optimizer)
+    train(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"foreach": True, "fused": False}, {"fused": False}, {"differentiable": True}]
+)
+def test_what_the_script_decided_stands(apply, options) -> None:
+    apply("fused-optimizer")
+    optimizer = torch.optim.Adam(network().parameters(), **options)
+    assert not is_fused(optimizer)
+    assert {name: optimizer.defaults[name] for name in options} == options
+
+
+def test_what_a_group_decided_stands(apply) -> None:
+    apply("fused-optimizer")
+    model = network()
+    optimizer = torch.optim.Adam(
+        [{"params": model[0].parameters(), "foreach": True}, {"params": model[3].parameters()}]
+    )
+    assert not any(group["fused"] for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float32])
+def test_complex_parameters_stay_unfused(apply, dtype) -> None:
+    apply("fused-optimizer")
+    weight = nn.Parameter(torch.zeros(3, dtype=dtype))
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    assert is_fused(optimizer) is (dtype is torch.float32)
+    weight.grad = torch.ones(3, dtype=dtype)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "given", [torch.zeros(3), [], ["weight"], [3.0], [{"lr": 0.1}], None, [torch.zeros(2, requires_grad=True) * 2]]
+)
+def test_wrong_parameters_raise_as_in_torch(apply, given) -> None:
+    def error() -> tuple[type, str]:
+        with pytest.raises(Exception) as caught:
+            torch.optim.AdamW(given)
+        return caught.type, str(caught.value)
+
+    expected = error()
+    apply("fused-optimizer")
+    assert error() == expected
+
+
+def test_a_subclass(apply) -> None:
+    class Own(torch.optim.AdamW):
+        def __init__(self, params, lr) -> None:
+            super().__init__(params, lr=lr, weight_decay=0.3)
+            self.count = 0
+
+        def step(self, closure=None):
+            self.count += 1
+            return super().step(closure)
+
+    plain, model = network(), network()
+    theirs = Own(plain.parameters(), 0.01)
+    apply("fused-optimizer")
+    ours = Own(model.parameters(), 0.01)
+    assert is_fused(ours)
+    train(plain, theirs), train(model, ours)
+    assert close(plain, model) and ours.count == 3
+
+
+def test_an_optimizer_without_a_kernel_is_left_alone(apply) -> None:
+    apply("fused-optimizer")
+    model = network()
+    optimizer = torch.optim.RMSprop(model.parameters())
+    train(model, optimizer)
+    assert "fused" not in optimizer.defaults
+
+
+def test_a_scheduler_built_afterwards(apply, recwarn) -> None:
+    apply("fused-optimizer")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for _ in range(3):
+        train(model, optimizer, steps=1)
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
+
+
+def test_pickled_and_copied(apply) -> None:
+    apply("fused-optimizer")
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    other, again = pickle.loads(pickle.dumps((model, optimizer)))
+    train(model, optimizer, seed=3), train(other, again, seed=3)
+    assert close(model, other)
+    other, again = copy.deepcopy((model, optimizer))
+    train(model, optimizer, seed=3), train(other, again, seed=3)
+    assert close(model, other)
+
+
+def test_with_a_grad_scaler_of_the_scripts_own(apply) -> None:
+    def trained() -> nn.Module:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(4, 3, 4, 4, generator=generator)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return model
+
+    expected = trained()
+    apply("fused-optimizer")
+    assert close(trained(), expected)
+
+
+def test_undone_in_the_middle_of_the_training(apply) -> None:
+    plain, model = network(), network()
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    patch = apply("fused-optimizer")
+    ours = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train(plain, theirs), train(model, ours)
+    patch.undo()
+    assert not is_fused(ours) and ours.defaults == theirs.defaults
+    train(plain, theirs, seed=2), train(model, ours, seed=2)
+    assert close(plain, model)
+    assert shape_of(ours.state_dict()) == shape_of(theirs.state_dict())

@@ -1,0 +1,160 @@
+"""Products in 16 bits inside the root; what the script gets back, keeps and saves is float32 as before."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+from torch import nn
+
+Pair = namedtuple("Pair", "out extra")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.inside: list[torch.dtype] = []
+
+    def forward(self, x):
+        hidden = self.body(x)
+        self.inside.append(hidden.dtype)
+        return self.head(hidden.relu())
+
+
+def network(kind=Net) -> Net:
+    torch.manual_seed(0)
+    return kind()
+
+
+def train(model: nn.Module, steps: int = 5, loss_of=lambda out: out.square().mean(), clip: float | None = None):
+    generator = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses, norms = [], []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model(torch.randn(16, 4, generator=generator)))
+        loss.backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), clip or 1e9)))
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_inside_and_float32_outside(apply, dtype: str) -> None:
+    expected = train(network(), clip=0.1)
+    apply("mixed-precision", {"dtype": dtype})
+    model, outside = network(), []
+
+    def loss_of(out):
+        outside.append(out.dtype)
+        return out.square().mean()
+
+    losses, norms = train(model, loss_of=loss_of, clip=0.1)
+    assert model.inside == [torch.float32] + [getattr(torch, dtype)] * 4  # the first call found the root
+    assert set(outside) == {torch.float32}
+    assert losses == pytest.approx(expected[0], rel=0.03) and losses != expected[0]
+    assert norms == pytest.approx(expected[1], rel=0.05), "the script must see unscaled gradients"
+    state = model.state_dict()
+    assert list(state) == list(network().state_dict())
+    assert {value.dtype for value in state.values()} == {torch.float32}
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_loss_that_refuses_sixteen_bits_works_outside(apply) -> None:
+    criterion, target = nn.BCELoss(), torch.ones(16, 1)
+    apply("mixed-precision")
+    model = network(lambda: nn.Sequential(Net(), nn.Sigmoid()))
+    losses, _ = train(model, loss_of=lambda out: criterion(out, target))
+    assert losses[-1] < losses[0]
+    assert torch.bfloat16 in model[0].inside
+
+
+def test_outputs_of_every_form_are_widened(apply) -> None:
+    class Many(Net):
+        def forward(self, x):
+            out = super().forward(x)
+            return {"pair": Pair(out, [out, (out.long(), "text", None)])}
+
+    apply("mixed-precision")
+    model, x = network(Many), torch.randn(2, 4)
+    for _ in range(2):
+        answer = model(x)
+    pair = answer["pair"]
+    assert type(pair) is Pair and pair.out.dtype == pair.extra[0].dtype == torch.float32
+    assert pair.extra[1][0].dtype == torch.int64 and pair.extra[1][1:] == ("text", None)
+
+
+def test_an_autocast_of_the_scripts_own_is_left_alone(apply) -> None:
+    apply("mixed-precision", {"dtype": "float16"})
+    model, x = network(), torch.randn(2, 4)
+    model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(x)
+    assert out.dtype == torch.bfloat16 and model.inside[-1] == torch.bfloat16
+
+
+def test_evaluation_is_in_sixteen_bits_too(apply) -> None:
+    apply("mixed-precision")
+    model, x = network(), torch.randn(2, 4)
+    model(x)
+    model.eval()
+    with torch.no_grad():
+        assert model(x).dtype == torch.float32
+    assert model.inside[-1] == torch.bfloat16
+
+
+def test_undone(apply) -> None:
+    patch = apply("mixed-precision", {"dtype": "float16"})
+    model = network()
+    train(model)
+    backward = torch.autograd.backward
+    patch.undo()
+    model.inside.clear()
+    train(model)
+    assert set(model.inside) == {torch.float32}
+    assert torch.autograd.backward is not backward
+    assert "_compiled_call_impl" not in vars(model)
+
+
+class Tiny(nn.Module):
+    """Its gradients are too small for fp16, unless the loss is scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x):
+        return self.layer(x) * 1e-7
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_fp16_keeps_small_gradients(apply, is_scaled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the scaler the gradient vanishes: the planted fault."""
+    from hotlap.parts.loss_scaler import LossScaler
+
+    if not is_scaled:
+        monkeypatch.setattr(LossScaler, "own", lambda self, optimizer: None)
+    apply("mixed-precision", {"dtype": "float16"})
+    model = network(Tiny)
+    _, norms = train(model, loss_of=lambda out: out.mean() * 1e-2)
+    assert norms[0] > 0
+    assert (norms[-1] == pytest.approx(norms[0], rel=0.8)) is is_scaled
+
+
+def test_an_overflowing_step_is_skipped(apply) -> None:
+    apply("mixed-precision", {"dtype": "float16"})
+    model = network()
+    train(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    (model(torch.ones(2, 4)).sum() * 1e30).backward()
+    assert not all(p.grad.isfinite().all() for p in model.parameters())
+    optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).mean().mul(0.1).backward()
+    optimizer.step()
+    assert not torch.equal(model.head.bias, before[-1])

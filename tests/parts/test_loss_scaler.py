@@ -1,0 +1,216 @@
+"""The outside scaler against torch's own in a written-out loop: the same losses, norms and weights, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hotlap.parts.loss_scaler import LossScaler
+
+SCALE, STEPS, ACCUMULATED, CLIP = 2.0**16, 12, 2, 0.3
+OVERFLOWS = {5, 6, 14}  # micro-batches whose gradients come out infinite
+
+
+class Overflow(torch.autograd.Function):
+    """What fp16 does to a gradient that is too large."""
+
+    @staticmethod
+    def forward(ctx, x, overflows):
+        ctx.overflows = overflows
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad * float("inf") if ctx.overflows else grad), None
+
+
+class Setup:
+    def __init__(self, kind=torch.optim.AdamW) -> None:
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.optimizers = [kind(self.body.parameters(), lr=0.05), torch.optim.SGD(self.head.parameters(), 0.1, 0.9)]
+        self.batches = torch.randn(STEPS * ACCUMULATED, 6, 4)
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def loss(self, index: int) -> torch.Tensor:
+        out = Overflow.apply(self.head(self.body(self.batches[index]).tanh()), index in OVERFLOWS)
+        return out.square().mean() / ACCUMULATED
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [*self.body.parameters(), *self.head.parameters()]
+
+    def result(self):
+        return self.losses, self.norms, [p.tolist() for p in self.parameters]
+
+
+def by_hand() -> Setup:
+    setup, scaler = Setup(), torch.amp.GradScaler("cpu", init_scale=SCALE)
+    for step in range(STEPS):
+        for part in range(ACCUMULATED):
+            loss = setup.loss(step * ACCUMULATED + part)
+            scaler.scale(loss).backward()
+            setup.losses.append(loss.item())
+        for optimizer in setup.optimizers:
+            scaler.unscale_(optimizer)
+        setup.norms.append(float(nn.utils.clip_grad_norm_(setup.parameters, CLIP)))
+        for optimizer in setup.optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        for optimizer in setup.optimizers:
+            optimizer.zero_grad()
+    return setup
+
+
+def from_outside(scaler: LossScaler, setup: Setup | None = None) -> Setup:
+    """The loop of somebody who has never heard of scaling; only the joints know."""
+    setup = setup or Setup()
+    for optimizer in setup.optimizers:
+        scaler.own(optimizer)
+        optimizer.register_step_pre_hook(lambda o, *_: scaler.before_step(o))
+        optimizer.register_step_post_hook(lambda o, *_: scaler.after_step(o))
+    for step in range(STEPS):
+        for part in range(ACCUMULATED):
+            loss = setup.loss(step * ACCUMULATED + part)
+            scaler.backward(torch.autograd.backward, loss)
+            setup.losses.append(loss.item())
+        setup.norms.append(float(nn.utils.clip_grad_norm_(setup.parameters, CLIP)))
+        for optimizer in setup.optimizers:
+            optimizer.step()
+        for optimizer in setup.optimizers:
+            optimizer.zero_grad()
+    return setup
+
+
+def test_the_same_training_as_torchs_own_scaler() -> None:
+    scaler = LossScaler(SCALE)
+    assert repr(from_outside(scaler).result()) == repr(by_hand().result())  # repr: a NaN equals itself
+    overflowing_steps = len({index // ACCUMULATED for index in OVERFLOWS})
+    assert scaler.skipped_steps == overflowing_steps * len(by_hand().optimizers)
+    assert scaler.scale == SCALE / 2**overflowing_steps
+
+
+def test_one_optimizer_overflows_and_the_other_goes_on() -> None:
+    scaler, good, bad = LossScaler(SCALE), nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    optimizers = [torch.optim.SGD([p], lr=0.5) for p in (good, bad)]
+    for optimizer in optimizers:
+        scaler.own(optimizer)
+    scaler.backward(torch.autograd.backward, (good + Overflow.apply(bad, True)).sum())
+    for optimizer in optimizers:
+        scaler.before_step(optimizer), optimizer.step(), scaler.after_step(optimizer)
+    assert (good.item(), bad.item(), scaler.skipped_steps) == (0.5, 1.0, 1)
+
+
+class Late(LossScaler):
+    """Planted: the loop sees scaled gradients."""
+
+    def _unscale(self, grads):
+        pass
+
+
+class Blind(LossScaler):
+    """Planted: an overflow is not noticed."""
+
+    def before_step(self, optimizer):
+        pass
+
+
+class Forgetful(LossScaler):
+    """Planted: what was accumulated before is lost."""
+
+    def backward(self, original, tensors, *args, **kwargs):
+        for p in self._parameters():
+            p.grad = None
+        return super().backward(original, tensors, *args, **kwargs)
+
+
+@pytest.mark.parametrize("planted", [Late, Blind, Forgetful])
+def test_a_planted_fault_shows(planted) -> None:
+    assert repr(from_outside(planted(SCALE)).result()) != repr(by_hand().result())
+
+
+def test_the_loop_sees_only_unscaled_gradients() -> None:
+    scaler, weight = LossScaler(SCALE), nn.Parameter(torch.tensor([2.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)  # kept: the scaler holds it weakly
+    scaler.own(optimizer)
+    for expected in (3.0, 6.0):
+        scaler.backward(torch.autograd.backward, (weight * 3).sum())
+        assert weight.grad.item() == expected
+    scaler.backward(torch.autograd.backward, weight * 3, torch.tensor([10.0]))
+    assert weight.grad.item() == 36.0
+    kept = weight.grad
+    scaler.backward(torch.autograd.backward, [(weight * 3).sum(), (weight * 4).sum()])
+    assert weight.grad is kept and kept.item() == 43.0
+
+
+def test_a_small_gradient_survives_half_precision() -> None:
+    """Without the scale it vanishes: the test of the purpose itself."""
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def loss() -> torch.Tensor:
+        return (weight.half() * 1.0).float().sum() * 1e-9
+
+    loss().backward()
+    assert weight.grad.item() == 0.0
+    optimizer.zero_grad()
+    scaler = LossScaler(SCALE)
+    scaler.own(optimizer)
+    scaler.backward(torch.autograd.backward, loss())
+    assert weight.grad.item() == pytest.approx(1e-9, rel=1e-2)
+
+
+def test_a_skipped_step_leaves_everything_as_it_was() -> None:
+    scaler, weight = LossScaler(SCALE), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    scaler.own(optimizer)
+    scaler.backward(torch.autograd.backward, (weight * torch.tensor([1.0, float("inf"), 1.0])).sum())
+    scaler.before_step(optimizer)
+    assert weight.grad is None
+    optimizer.step()
+    scaler.after_step(optimizer)
+    assert weight.tolist() == [1, 1, 1] and not optimizer.state
+    assert weight.grad.tolist() == [1, float("inf"), 1], "the script finds its gradient again"
+    assert scaler.skipped_steps == 1
+
+
+def test_the_scale_grows_when_all_is_well() -> None:
+    scaler, weight = LossScaler(8.0, growth_interval=3), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scaler.own(optimizer)
+    scales = []
+    for _ in range(8):
+        scaler.backward(torch.autograd.backward, weight.sum())
+        scales.append(scaler.scale)
+        scaler.before_step(optimizer), optimizer.step(), scaler.after_step(optimizer)
+    assert scales == [8, 8, 8, 16, 16, 16, 32, 32]
+
+
+def test_an_error_in_backward_loses_nothing() -> None:
+    scaler, weight = LossScaler(SCALE), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)  # kept: the scaler holds it weakly
+    scaler.own(optimizer)
+    scaler.backward(torch.autograd.backward, (weight * 3).sum())
+    spent = (weight * weight).sum()
+    torch.autograd.grad(spent, weight)
+    with pytest.raises(RuntimeError, match="second time"):
+        scaler.backward(torch.autograd.backward, spent)
+    assert weight.grad.item() == 3.0
+
+
+def test_what_no_optimizer_owns_is_left_alone() -> None:
+    scaler, weight = LossScaler(SCALE), nn.Parameter(torch.ones(1))
+    scaler.backward(torch.autograd.backward, (weight * 3).sum())
+    assert weight.grad.item() == 3.0
+
+
+@pytest.mark.parametrize("how", ["keyword", "position"])
+def test_a_gradient_to_be_derived_again_is_left_alone(how: str) -> None:
+    scaler, weight = LossScaler(SCALE), nn.Parameter(torch.tensor([2.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)  # kept: the scaler holds it weakly
+    scaler.own(optimizer)
+    given = {"create_graph": True} if how == "keyword" else {}
+    scaler.backward(torch.autograd.backward, (weight**3).sum(), None, None, *([True] if not given else []), **given)
+    assert torch.autograd.grad(weight.grad.sum(), weight)[0].item() == 12.0
