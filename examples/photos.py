@@ -29,7 +29,7 @@ SCENES = {
     "night": ((20, 25, 55), (40, 40, 50), 6, 8),
     "sunset": ((225, 140, 95), (110, 70, 80), 3, 6),
 }
-PHOTOS = 800
+PHOTOS = 400
 
 
 def paint(scene, rng):
@@ -169,7 +169,7 @@ def evaluate(model, loader, criterion, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=HERE / "data" / "photos", help="folder of class folders")
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)

@@ -15,7 +15,7 @@ from hotlap.report.findings import Interval
 LOOKS = (3, 4, 6, 8, 12, 16)  # pairs after which a decision may fall
 LEAST_GAIN = math.log(1.01)  # a claim needs its lower bound above this
 HOPELESS = math.log(1.02)  # given up when even the upper bound is below this
-_ALPHA = 0.0005 / len(LOOKS)  # 1 % over twenty comparisons, shared between the looks
+_ALPHA = 0.01 / len(LOOKS)  # 1 % a tuning: the plan's total is its only claim, shared between the looks
 _CALIBRATION_WEIGHT = 6
 _PRIOR_SD, _PRIOR_WEIGHT = 0.02, 2  # what machines show before anything is known of this one
 

@@ -57,7 +57,7 @@ class LiveTrials:
 
     def ended(self, label: str, role: str, verdict: str) -> None:
         shown = "done" if verdict == "enough" else verdict
-        self._console.print(Text(f"  {label:<44.44} {shown}"))
+        self._console.print(Text(f"  {label:<38.38} {shown}"))
 
     def said(self, sentence: str) -> None:
         self._console.print(Text(sentence, style="dim"))
