@@ -16,7 +16,7 @@ from hotlap.observe.launch import Target
 
 HERE = Path(__file__).resolve().parent
 PAIRS = 20
-LOOPS = {"short steps": ("64", "6000"), "longer steps": ("1024", "600")}
+LOOPS = {"short steps": ("64", "4000"), "longer steps": ("1024", "400")}
 ARMS = {"python": [], "run": ["-m", "hotlap", "run", "--quiet", "--no-plan"]}
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from hotlap.observe.anatomy import Trips
 from hotlap.observe.patch import Patch
 
 FORCED_STEPS = (1, 2, 3, 6, 21)
@@ -28,7 +29,7 @@ class Witness:
         self._folder, self._role, self._seed = folder, role, seed
         self._joints = patch.joints
         self._step, self._draws, self._epochs = 0, 0, 0
-        self._trained, self._drawn_at_all = False, False
+        self._trips = Trips()
         self._forced: dict[str, Any] | None = None  # the reference's record of the step at hand
         self._update_number = self._backward_number = 0
         self._optimizers: list[Any] = []
@@ -78,16 +79,21 @@ class Witness:
         patch.set(_MapDatasetFetcher, "fetch", fetch)
 
     def _loader_started(self, loader: Any) -> None:
+        self._stepped(self._trips.started(id(loader._index_sampler)))
         self._epochs += 1
         _seed_all(self._seed, f"epoch {self._epochs}")
 
     # the loop ------------------------------------------------------------------------------------------------------
 
     def _batch_drawn(self, proceed: Callable[..., Any], iterator: Any) -> Any:
-        self._drawn_at_all = True
-        if self._trained or self._step == 0:
-            self._begin_step()
-        batch = proceed(iterator)
+        key = id(iterator._index_sampler)
+        self._stepped(self._trips.asked(key))
+        try:
+            batch = proceed(iterator)
+        except StopIteration:
+            self._trips.ended(key)
+            raise
+        self._trips.drew(key)
         self._draws += 1
         self._batches.append(_fingerprint(batch))
         _seed_all(self._seed, self._draws)
@@ -98,8 +104,8 @@ class Witness:
         self._optimizers.append(optimizer)
 
     def _loss_known(self, proceed: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._drawn_at_all and (self._trained or self._step == 0):
-            self._begin_step()
+        self._stepped(False)
+        self._trips.trained()
         if getattr(tensors, "numel", lambda: 0)() == 1:
             self._losses.append(float(tensors))
         out = proceed(tensors, *args, **kwargs)
@@ -145,7 +151,7 @@ class Witness:
             difference = _norm([a - b for a, b in zip(theirs, moved, strict=True)])
             self._figures.append({"step": float(self._step), "update": difference / max(_norm(theirs), 1e-30)})
         self._update_number += 1
-        self._trained = True
+        self._stepped(self._trips.updated(id(optimizer)))
 
     def _known_moves(self) -> Any:
         assert self._forced is not None
@@ -153,10 +159,14 @@ class Witness:
 
     # forced steps ------------------------------------------------------------------------------------------------
 
+    def _stepped(self, is_over: bool) -> None:
+        """A new step begins when one is over, and with the very first sign of training."""
+        if is_over or self._step == 0:
+            self._begin_step()
+
     def _begin_step(self) -> None:
         self._close()
         self._step += 1
-        self._trained = False
         self._update_number = self._backward_number = 0
         if self._step not in FORCED_STEPS or self._elements() > _PROBE_ELEMENTS:
             return

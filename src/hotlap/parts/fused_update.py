@@ -1,0 +1,119 @@
+"""An optimizer that runs torch's fused kernel while its script goes on taking it for a plain one.
+
+    arguments = {"params": model.parameters(), "fused": None, ...}
+    if choose_fused(arguments):                  # sets fused=True where nothing speaks against it
+        disguise = FusedUpdate(AdamW(**arguments))
+    ...
+    disguise.align()                             # before each step
+    disguise.undo()                              # plain again
+
+Checkpoints are written and read as a plain optimizer's."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+_DECIDING = ("fused", "foreach", "differentiable", "capturable")  # the script has said what it wants
+_YOUNG = 8  # updates after building or loading in which a layout may still change
+
+
+def choose_fused(arguments: dict[str, Any]) -> bool:
+    """Turn an optimizer's constructor arguments into those of a fused one; False, and nothing changed, where the
+    kernel would not take them or the script has chosen otherwise."""
+    undecided = not any(arguments.get(name) for name in _DECIDING)
+    if "fused" not in arguments or not undecided or arguments["fused"] is False:
+        return False
+    if not _is_several(arguments["params"]):
+        return False
+    arguments["params"] = [_listed(entry) if isinstance(entry, dict) else entry for entry in arguments["params"]]
+    if not all(map(_fits, arguments["params"])):
+        return False
+    arguments["fused"] = True
+    return True
+
+
+class FusedUpdate:
+    """Keeps the kernel out of the script's sight, and the kernel's inputs in the layout it silently assumes."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._young = _YOUNG
+        self._hooks = [
+            optimizer.register_state_dict_post_hook(_plain_state),
+            optimizer.register_load_state_dict_pre_hook(self._loading),
+        ]
+
+    def align(self) -> None:
+        """The kernel pairs weight, gradient and state by their place in memory and does not look at strides: a
+        gradient set by hand, or a state saved in another layout, would be applied to the wrong weights."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for p in parameters:
+            if p.grad.stride() != p.stride() and p.grad.layout is torch.strided:
+                p.grad = torch.empty_like(p).copy_(p.grad)
+        if self._young > 0:
+            self._young -= 1
+            for p in parameters:
+                _align_state(p, optimizer.state.get(p, {}))
+
+    def undo(self) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        for settings in (optimizer.defaults, *optimizer.param_groups):
+            settings["fused"] = None
+        vars(optimizer).pop("_step_supports_amp_scaling", None)
+        for entry in optimizer.state.values():
+            if hasattr(entry.get("step"), "cpu"):
+                entry["step"] = entry["step"].cpu()
+
+    def _loading(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        """Loading a plain checkpoint would silently switch the kernel off."""
+        self._young = _YOUNG
+        return {**state, "param_groups": [{**group, "fused": True} for group in state["param_groups"]]}
+
+
+def _plain_state(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint as the script's own optimizer would have written it."""
+    groups = [{**group, "fused": None} for group in state["param_groups"]]
+    kept = {
+        key: {name: v.cpu() if name == "step" and hasattr(v, "cpu") else v for name, v in entry.items()}
+        for key, entry in state["state"].items()
+    }
+    return {**state, "param_groups": groups, "state": kept}
+
+
+def _align_state(parameter: torch.Tensor, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        if name != "step" and value is not None and value.stride() != parameter.stride():
+            state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _is_several(parameters: Any) -> bool:
+    """Not a lone tensor, nor anything else that torch refuses in words of its own."""
+    return isinstance(parameters, Iterable) and not hasattr(parameters, "dim")
+
+
+def _listed(group: dict[str, Any]) -> dict[str, Any]:
+    """A group may hold a generator, which can be looked through only once."""
+    given = group.get("params")
+    return {**group, "params": list(given)} if given is not None and _is_several(given) else group
+
+
+def _fits(entry: Any) -> bool:
+    """Whether the kernel takes this parameter, or every one of this group, which decides nothing of the kind."""
+    if isinstance(entry, dict):
+        given = entry.get("params")
+        inside = given if isinstance(given, list) else [given]
+        return all(map(_fits, inside)) and not any(entry.get(name) is not None for name in _DECIDING)
+    parameter = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
+    is_real = isinstance(parameter, torch.Tensor) and parameter.is_floating_point()
+    return is_real and parameter.device.type in ("cpu", "cuda", "mps", "xpu")
