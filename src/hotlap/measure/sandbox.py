@@ -57,8 +57,7 @@ def enter(scratch: str, shared: Sequence[str], folders: Sequence[str], allow_net
     if root:
         _overlay_everything(scratch, top)
     else:
-        for number, folder in enumerate(folders):
-            _overlay(folder, folder, f"{scratch}/{number}", root)
+        _overlay_folders(scratch, folders)
     for descriptor, folder in zip(held, shared, strict=True):
         os.makedirs(top + folder, exist_ok=True)
         _mount(f"/proc/self/fd/{descriptor}", top + folder, None, _BIND)
@@ -87,6 +86,18 @@ def _overlay_everything(scratch: str, top: str) -> None:
                 _mount(point, top + point, None, _BIND | 32 | 1)  # remount, read-only
         elif kind:
             _mount(point, top + point, None, _BIND)
+
+
+def _overlay_folders(scratch: str, folders: Sequence[str]) -> None:
+    """Each folder, and each mount inside one, which an overlay above it would show empty. The stores are named
+    relative to the scratch folder, which itself may lie below one of the overlays by then."""
+    inside = [point for point, _ in _mounts() if any(point.startswith(folder + "/") for folder in folders)]
+    wanted = sorted({*folders, *(p for p in inside if os.path.isdir(p) and not p.startswith((scratch, *_SYSTEM)))})
+    held = [os.open(folder, os.O_PATH) for folder in wanted]
+    os.chdir(scratch)
+    for number, (folder, descriptor) in enumerate(zip(wanted, held, strict=True)):
+        _overlay(f"/proc/self/fd/{descriptor}", folder, str(number), False)
+        os.close(descriptor)
 
 
 def _overlay(lower: str, target: str, store: str, root: bool) -> None:
