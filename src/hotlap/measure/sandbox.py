@@ -143,10 +143,10 @@ def die_with_parent() -> None:
 
 
 def folders_to_protect(cwd: str, script: str) -> list[str]:
-    """Where scripts usually write, outermost only: overlays inside overlays are of no use."""
-    wanted = {os.path.realpath(p) for p in (cwd, os.path.dirname(script), os.path.expanduser("~"), "/var/tmp")}
-    wanted = {p for p in wanted | {os.path.realpath(tempfile.gettempdir())} if os.path.isdir(p) and p != "/"}
-    return sorted(p for p in wanted if not any(p.startswith(other + "/") for other in wanted))
+    """Where scripts usually write. One inside another stays on the list: below a folder of somebody else's, nothing
+    could be written through the outer overlay alone."""
+    wanted = {cwd, os.path.dirname(script), os.path.expanduser("~"), tempfile.gettempdir(), "/var/tmp"}
+    return sorted(path for path in map(os.path.realpath, wanted) if os.path.isdir(path) and path != "/")
 
 
 def available(allow_network: bool = False) -> str | None:
