@@ -1,62 +1,121 @@
-"""What `hotlap run` with an empty plan costs a step: python and hotlap in turns, twenty pairs, the script's own clock.
-The unit is the process. Writes bench/results/overhead.json."""
+"""What watching costs a step: the same loop in one process, with and without it, in turns.
+
+Two processes differ by more than watching costs, so the watch is put on and taken off between blocks of steps of one
+process, in the order A B B A: twenty alternations, each the median over some turns. `run` is the pulse that
+`hotlap run` keeps with an empty plan;
+`record` is the full watch of a trial. Writes bench/results/overhead-MACHINE.json."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
-import subprocess
-import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from hotlap.drive import Pulse
 from hotlap.measure.stats import student_quantile
 from hotlap.measure.tune import facts
+from hotlap.observe.attach import Attached
 from hotlap.observe.launch import Target
+from hotlap.observe.watch import Watch
 
-HERE = Path(__file__).resolve().parent
-PAIRS = 20
-LOOPS = {"short steps": ("64", "4000"), "longer steps": ("1024", "400")}
-ARMS = {"python": [], "run": ["-m", "hotlap", "run", "--quiet", "--no-plan"]}
+ALTERNATIONS, TURNS, BATCHES, UNSETTLED = 20, 8, 64, 24
+WIDTHS = {"short steps": 64, "longer steps": 1024}
+WATCHES: dict[str, Any] = {"run": Pulse, "record": Watch}
+ALLOWED = {"run": (0.01, 20e-6), "record": (0.03, 0.0)}  # share of a step, or seconds, whichever is larger
 
 
-def step_seconds(arm: str, arguments: tuple[str, ...]) -> float:
-    command = [sys.executable, *ARMS[arm], str(HERE / "loop.py"), *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout.strip().split("\n")[-1])
+class Loop:
+    """A plain training loop that times itself."""
+
+    def __init__(self, width: int) -> None:
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(32 * BATCHES, width), torch.randint(0, 10, (32 * BATCHES,)))
+        self.model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.loader = DataLoader(data, batch_size=32, shuffle=True)
+
+    def step_seconds(self) -> float:
+        """The lower quartile of one epoch's steps, since disturbances only ever add; without the first ones, in which
+        roots are looked for and draws are probed."""
+        times = []
+        for x, y in self.loader:
+            self.optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            times.append(time.perf_counter())
+        return statistics.quantiles([b - a for a, b in pairwise(times[UNSETTLED:])], n=4)[0]
+
+
+@contextmanager
+def watched(kind: Any) -> Iterator[None]:
+    attached = Attached([], kind)
+    try:
+        yield
+    finally:
+        attached.detach()
+
+
+def measure(loop: Loop, kind: Any) -> list[tuple[float, float]]:
+    """Each alternation as (step without, what watching added)."""
+    found = []
+    for _ in range(ALTERNATIONS):
+        plain, added = [], []
+        for turn in range(TURNS):
+            taken = {}
+            for on in (False, True) if turn % 2 == 0 else (True, False):
+                if on:
+                    with watched(kind):
+                        taken[on] = loop.step_seconds()
+                else:
+                    taken[on] = loop.step_seconds()
+            plain.append(taken[False])
+            added.append(taken[True] - taken[False])
+        found.append((statistics.median(plain), statistics.median(added)))
+    return found
+
+
+def name_of(hardware: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", hardware.split(",")[0].lower()).strip("-")
 
 
 def main() -> None:
-    results = {}
-    for name, arguments in LOOPS.items():
-        pairs = []
-        for number in range(PAIRS):
-            order = list(ARMS) if number % 2 == 0 else list(reversed(ARMS))
-            taken = {arm: step_seconds(arm, arguments) for arm in order}
-            pairs.append(taken)
-            print(f"\r{name}: {number + 1} of {PAIRS}", end="", flush=True)
-        differences = [pair["run"] - pair["python"] for pair in pairs]
-        plain = statistics.median(pair["python"] for pair in pairs)
-        mean = statistics.fmean(differences)
-        reach = student_quantile(0.975, PAIRS - 1) * statistics.stdev(differences) / math.sqrt(PAIRS)
-        allowed = max(0.01 * plain, 20e-6)
-        verdict = "within" if mean + reach <= allowed else "not shown to be within"
-        span = f"{1e6 * (mean - reach):.1f} to {1e6 * (mean + reach):.1f} us, 95 %"
-        print(
-            f"\r{name}: step {1e6 * plain:.0f} us, watching adds {1e6 * mean:.1f} us ({span}): "
-            f"{verdict} the {1e6 * allowed:.0f} us allowed"
-        )
-        results[name] = {
-            "step_seconds": plain,
-            "added_seconds": mean,
-            "low": mean - reach,
-            "high": mean + reach,
-            "allowed": allowed,
-            "pairs": pairs,
-        }
-    about = facts(Target(str(Path("bench") / "loop.py")), 4 * PAIRS, "run --no-plan")
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "overhead.json").write_text(json.dumps({"facts": vars(about), "results": results}, indent=1))
+    torch.set_num_threads(1)
+    results = []
+    for name, width in WIDTHS.items():
+        loop = Loop(width)
+        loop.step_seconds()
+        for watch, kind in WATCHES.items():
+            pairs = measure(loop, kind)
+            differences = [added for _, added in pairs]
+            plain, mean = statistics.median(step for step, _ in pairs), statistics.fmean(differences)
+            reach = student_quantile(0.975, ALTERNATIONS - 1) * statistics.stdev(differences) / math.sqrt(ALTERNATIONS)
+            share, least = ALLOWED[watch]
+            allowed = max(share * plain, least)
+            verdict = "within" if mean + reach <= allowed else "not within"
+            print(
+                f"{name:<13} {1e6 * plain:6.0f} us   {watch:<7} adds {1e6 * mean:5.1f} us "
+                f"({1e6 * (mean - reach):.1f} to {1e6 * (mean + reach):.1f}), {verdict} {1e6 * allowed:.0f} us"
+            )
+            figures = {"added_seconds": mean, "low": mean - reach, "high": mean + reach, "allowed": allowed}
+            results.append({"loop": name, "watch": watch, "step_seconds": plain, **figures, "alternations": pairs})
+    about = facts(Target("bench/overhead.py"), len(results) * 2 * ALTERNATIONS, "run")
+    folder = Path(__file__).resolve().parent / "results"
+    folder.mkdir(exist_ok=True)
+    about_overhead = {**vars(about), "command": "make bench"}
+    (folder / f"overhead-{name_of(about.hardware)}.json").write_text(
+        json.dumps({"facts": about_overhead, "results": results}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
