@@ -7,46 +7,32 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hotlap.observe.anatomy import Trips
 from hotlap.observe.attach import Attached
 from hotlap.observe.launch import Target, execute
 
 
 class Pulse:
-    """The lightest watch there is: counts steps, touches nothing else."""
+    """The lightest watch there is: one hook that counts updates and reads the clock."""
 
     def __init__(self, patch: Any) -> None:
-        self.steps = 0
-        self.first = self.last = 0.0
-        self._trips = Trips()
-        patch.at(patch.joints.loader_started, self._loader_started)
-        patch.at(patch.joints.batch_drawn, self._batch_drawn)
+        self._updates: dict[int, int] = {}
+        self._first = self._last = 0.0
         patch.at(patch.joints.weights_updated, self._weights_updated)
 
-    def _loader_started(self, loader: Any) -> None:
-        if self._trips.started(id(loader._index_sampler)):
-            self._step()
-
-    def _batch_drawn(self, proceed: Any, iterator: Any) -> Any:
-        key = id(iterator._index_sampler)
-        if self._trips.asked(key):
-            self._step()
-        try:
-            batch = proceed(iterator)
-        except StopIteration:
-            self._trips.ended(key)
-            raise
-        self._trips.drew(key)
-        return batch
-
     def _weights_updated(self, optimizer: Any) -> None:
-        if self._trips.updated(id(optimizer)):
-            self._step()
+        self._last = time.perf_counter()
+        key = id(optimizer)
+        if key in self._updates:
+            self._updates[key] += 1
+        else:
+            self._updates[key] = 1
+            self._first = self._first or self._last
 
-    def _step(self) -> None:
-        self.steps += 1
-        self.last = time.perf_counter()
-        self.first = self.first or self.last
+    def __str__(self) -> str:
+        updates = max(self._updates.values(), default=0)  # two optimizers that take turns make one step
+        if updates < 2:
+            return "no training steps were seen"
+        return f"{updates} updates, {1e3 * (self._last - self._first) / (updates - 1):.1f} ms each on average"
 
 
 def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool) -> None:
@@ -59,15 +45,7 @@ def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool) -> No
     finally:
         for reason in attached.withdrawn:
             _say(quiet, f"withdrawn, and the run went on without it: {reason}")
-        _say(quiet, _ending(attached.watch))
-
-
-def _ending(pulse: Any) -> str:
-    if pulse is None:
-        return "the script never imported torch"
-    if pulse.steps < 2:
-        return "no training steps were seen"
-    return f"{pulse.steps} steps, {1e3 * (pulse.last - pulse.first) / (pulse.steps - 1):.1f} ms each on average"
+        _say(quiet, str(attached.watch or "the script never imported torch"))
 
 
 def _say(quiet: bool, sentence: str) -> None:

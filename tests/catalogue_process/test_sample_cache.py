@@ -93,8 +93,8 @@ def test_a_limit_in_bytes(apply, folder: Path) -> None:
 def test_together_with_workers(apply, folder: Path) -> None:
     apply("sample-cache")
     apply("loader-workers", {"num_workers": 2})
-    expected = epoch(DataLoader(Photos(folder), 4))
-    loader = DataLoader(Photos(folder), 4)
+    expected = epoch(DataLoader(Photos(folder), 2))
+    loader = DataLoader(Photos(folder), 2)
     assert loader.num_workers == 2
     assert [epoch(loader) for _ in range(2)] == [expected] * 2
     assert image_cache.hits() == 24

@@ -1,4 +1,4 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the planted techniques beside the tests
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "measure"))  # for the planted techniques

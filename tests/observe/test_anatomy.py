@@ -379,3 +379,17 @@ def test_device_time_stretches_the_shares() -> None:
 def test_nothing_happened() -> None:
     assert anatomy([]).steps == []
     assert anatomy([Event(DRAW, TRAIN, 0, 1), Event(END, TRAIN, 1, 2)]).training_loaders == frozenset()
+
+
+def test_what_a_loader_needs_to_start_belongs_to_the_first_step_of_its_epoch() -> None:
+    tape = Tape()
+    for _ in range(2):
+        tape.start()
+        tape.idle(6)  # workers are being forked
+        tape.trip()
+        tape.trip()
+        tape(END, TRAIN, 1)
+    steps = anatomy(tape.events).steps
+    assert [step.seconds for step in steps] == [21, 15, 21, 15]
+    assert [step.starts_epoch for step in steps] == [True, False, True, False]
+    assert steps[0].parts[SHARES.index("wait")] == 7

@@ -81,15 +81,19 @@ class LoaderWorkers(Technique):
         cores = run.cores
         counts = (cores // 2, cores - 2, 4) if run.device != "cpu" else (cores, cores // 2)
         wait = run.share("wait")
-        return [Try({"num_workers": count}, wait) for count in dict.fromkeys(max(1, count) for count in counts)]
+        stay: Setting = {} if any(loader.changes for loader in training) else {"persistent_workers": True}
+        return [Try({"num_workers": count, **stay}, wait) for count in dict.fromkeys(max(1, count) for count in counts)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         patch.at(patch.joints.loader_built, functools.partial(_with_workers, setting))
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
-        depth = setting.get("prefetch_factor")
-        added = [f"prefetch_factor={depth}"] if depth and call.setting("prefetch_factor") is ABSENT else []
+        added = [
+            f"{name}={setting[name]}"
+            for name in ("prefetch_factor", "persistent_workers")
+            if name in setting and call.setting(name) is ABSENT
+        ]
         if call.setting("num_workers", NUM_WORKERS) is ABSENT:
             return insert_argument(call, f"num_workers={setting['num_workers']}", *added)
         edits = replace_argument(call, "num_workers", str(setting["num_workers"]), NUM_WORKERS)
@@ -123,12 +127,19 @@ def _with_workers(setting: Setting, proceed: Any, loader: Any, bound: Any) -> No
         or has_private_generator(dataset)
         or holds_device_memory(dataset)
     )
-    if not chosen["num_workers"] and bears_it and start_method(context) == "fork":
+    workers = min(int(setting["num_workers"]), _batches(chosen) // 2)  # a worker wants something to do
+    if workers and not chosen["num_workers"] and bears_it and start_method(context) == "fork":
         chosen["multiprocessing_context"] = context or "fork"  # the default of later Pythons pickles the data set
-        chosen["num_workers"] = setting["num_workers"]
-        if "prefetch_factor" in setting:
-            chosen["prefetch_factor"] = setting["prefetch_factor"]
+        chosen["num_workers"] = workers
+        chosen.update({name: setting[name] for name in ("prefetch_factor", "persistent_workers") if name in setting})
     proceed(loader, bound)
+
+
+def _batches(chosen: dict[str, Any]) -> int:
+    try:
+        return -(-len(chosen["dataset"]) // (chosen["batch_size"] or 1))
+    except TypeError:  # no length: only a sampler knows
+        return 1 << 30
 
 
 def _is_worth_loading(call: Call) -> bool:

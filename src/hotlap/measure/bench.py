@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from hotlap.measure.order import Order
+from hotlap.measure.pace import pace
 from hotlap.measure.stats import level
 from hotlap.measure.trial import Trial, Trials
-from hotlap.measure.warmup import warmup_steps
 from hotlap.observe.run import Run
 from hotlap.report.findings import TrialTimes
 from hotlap.technique import Choice
@@ -128,7 +128,7 @@ class Bench:
             self._trained_seconds = sum(timing.run.step_seconds)
         if run is not None:
             waited = run.queue_seconds / max(run.wall_seconds * run.threads, 1e-9)
-            warm = warmup_steps(run.step_seconds) or 0
+            warm = pace(run).warmup_steps if run.step_seconds else 0
             disturbed = waited > _DISTURBED
             self.times.append(
                 TrialTimes(label, role, trial.ending, run.step_seconds, warm, run.startup_seconds, disturbed)
@@ -149,6 +149,5 @@ def _timing(trial: Trial) -> Timed | Untimed:
         return Untimed("the loss became non-finite", run, trial.log)
     if len(run.step_seconds) < 3:
         return Untimed(f"only {len(run.step_seconds)} training steps were seen", run, trial.log)
-    warm = warmup_steps(run.step_seconds)
-    rest = run.step_seconds[warm:] if warm is not None else run.step_seconds[len(run.step_seconds) // 3 :]
-    return Timed(level(rest), run, trial.ending, trial.seconds, warm is not None)
+    found = pace(run)
+    return Timed(found.level, run, trial.ending, trial.seconds, found.settled)

@@ -19,10 +19,9 @@ import psutil
 from hotlap.errors import HotlapError
 from hotlap.measure.candidates import Candidate, consider
 from hotlap.measure.order import Order
-from hotlap.measure.stats import level
+from hotlap.measure.pace import pace
 from hotlap.measure.trial import Trial, read_trial
 from hotlap.measure.tune import facts
-from hotlap.measure.warmup import warmup_steps
 from hotlap.observe.launch import Target
 from hotlap.observe.machine import load_nvml
 from hotlap.observe.run import Run
@@ -108,13 +107,11 @@ def _sample_device(samples: list[float], done: threading.Event) -> None:
 def _report(
     target: Target, run: Run, trial: Trial, device_busy: float | None, techniques: Sequence[Technique]
 ) -> ProfileReport:
-    warm = warmup_steps(run.step_seconds) or 0
-    rest = run.step_seconds[warm:]
     shown = [Sync(_relative(s.path), s.line, s.count, s.seconds) for s in run.syncs]
     return ProfileReport(
         script=str(target),
         steps=len(run.step_seconds),
-        step_seconds=level(rest),
+        step_seconds=pace(run).level,
         shares=run.shares,
         cpu_busy=run.cpu_seconds / max(run.wall_seconds, 1e-9),
         device_busy=device_busy if run.device == "cuda" else None,

@@ -14,7 +14,7 @@ from hotlap.observe.run import SHARES
 
 DRAW, END, FORWARD, BACKWARD, UPDATE, COPY, SYNC, STARTED, JUDGED = range(9)  # JUDGED: a forward without training
 _SHARE_OF = {DRAW: "wait", END: "wait", FORWARD: "forward", JUDGED: "forward", BACKWARD: "backward", UPDATE: "update"}
-_SHARE_OF |= {COPY: "copy", SYNC: "sync"}
+_SHARE_OF |= {COPY: "copy", SYNC: "sync", STARTED: "wait"}
 _TRAINS = (BACKWARD, UPDATE)
 
 
@@ -31,6 +31,7 @@ class Step:
     start: float
     seconds: float
     parts: tuple[float, ...]  # in the order of SHARES
+    starts_epoch: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,28 @@ class Trips:
 def anatomy(events: list[Event]) -> Anatomy:
     events = sorted(events, key=lambda event: (event.start, event.kind != STARTED, -event.end))
     trainers = _training_loaders(events)
+    events = _with_starts(events)
     windows = _windows_between_draws(events, trainers) if trainers else _windows_between_cycles(events)
     evaluations = _evaluations(events, trainers)
     starts = [event.start for event in events]
     steps = []
+    first = {event.start for event in events if event.kind == STARTED}
     for start, end, device_seconds in windows:
         inside = events[bisect_left(starts, start) : bisect_left(starts, end)]
         cut = [(a, b) for a, b in evaluations if start <= a < end]
-        steps.append(_step(start, end, inside, cut, device_seconds))
+        steps.append(_step(start, end, inside, cut, device_seconds, start in first))
     return Anatomy(steps, sum(b - a for a, b in evaluations), trainers)
+
+
+def _with_starts(events: list[Event]) -> list[Event]:
+    """A loader that starts and is drawn from at once, as in a for loop, starts until that draw: what it takes to get
+    its workers going is part of the epoch's first step."""
+    return [
+        event._replace(end=after.start)
+        if event.kind == STARTED and after.kind in (DRAW, END) and after.key == event.key
+        else event
+        for event, after in zip(events, [*events[1:], *events[-1:]], strict=True)
+    ]
 
 
 def _follow(trips: Trips, event: Event) -> bool:
@@ -147,6 +161,7 @@ def _windows_between_draws(events: list[Event], trainers: frozenset[int]) -> lis
     windows: list[tuple[float, float, float | None]] = []
     trips = Trips(trainers)
     opened: Event | None = None
+    started: Event | None = None  # a loader that is about to be drawn from for the first time
     for event in events:
         if event.kind in (STARTED, DRAW, END) and event.key not in trainers:
             continue
@@ -158,7 +173,8 @@ def _windows_between_draws(events: list[Event], trainers: frozenset[int]) -> lis
         if is_over or not trips.drawn:
             opened = None
         if event.kind == DRAW and opened is None:
-            opened = event
+            opened = started if started is not None and started.end == event.start else event
+        started = event if event.kind == STARTED and event.end > event.start else None
     return windows
 
 
@@ -204,7 +220,14 @@ def _evaluations(events: list[Event], trainers: frozenset[int]) -> list[tuple[fl
     return spans + ([(first, last)] if active and last > first else [])
 
 
-def _step(start: float, end: float, inside: list[Event], cut: list[tuple[float, float]], device: float | None) -> Step:
+def _step(
+    start: float,
+    end: float,
+    inside: list[Event],
+    cut: list[tuple[float, float]],
+    device: float | None,
+    starts_epoch: bool,
+) -> Step:
     """Exclusive time by kind: what happens inside something else is counted where it happens."""
     totals = dict.fromkeys(SHARES, 0.0)
     open_events: list[tuple[float, str]] = []
@@ -222,4 +245,4 @@ def _step(start: float, end: float, inside: list[Event], cut: list[tuple[float, 
     totals["other"] = max(0.0, wall - sum(totals.values()))
     seconds = wall if device is None or cut else max(device, 1e-9)
     scale = seconds / wall if wall > 0 else 0.0
-    return Step(start, seconds, tuple(max(0.0, totals[name]) * scale for name in SHARES))
+    return Step(start, seconds, tuple(max(0.0, totals[name]) * scale for name in SHARES), starts_epoch)

@@ -13,7 +13,7 @@ from hotlap.observe.roots import RootFinder
 from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts
 
 
-def loader_facts(loader: Any, draws: int, trains: bool, draws_random: bool | None) -> LoaderFacts:
+def loader_facts(loader: Any, draws: int, trains: bool, draws_random: bool | None, changes: bool) -> LoaderFacts:
     from torch.utils.data import IterableDataset
 
     iterable = isinstance(loader.dataset, IterableDataset)
@@ -33,6 +33,7 @@ def loader_facts(loader: Any, draws: int, trains: bool, draws_random: bool | Non
         draws_random=draws_random,
         private_generator=has_private_generator(loader.dataset),
         start_method=start_method(context),
+        changes=changes,
     )
 
 
@@ -93,6 +94,12 @@ def _named_in_class(kind: type) -> Iterator[Any]:
             yield value
             if isinstance(value, FunctionType):
                 yield from (value.__globals__.get(name) for name in value.__code__.co_names)
+
+
+def plain_attributes(dataset: Any) -> str:
+    """What of a data set can be compared cheaply: a worker that lives on would not see it change."""
+    plain = (int, float, str, bytes, bool, type(None))
+    return repr([(name, v) for name, v in getattr(dataset, "__dict__", {}).items() if isinstance(v, plain)])
 
 
 def holds_device_memory(dataset: Any) -> bool:

@@ -25,6 +25,7 @@ class LoaderFacts:
     draws_random: bool | None  # fetching moved a global random generator; None = not watched
     private_generator: bool  # the data set owns a random generator that torch does not reseed in workers
     start_method: str  # "fork", "spawn", "forkserver"
+    changes: bool = False  # plain attributes of the data set changed between epochs
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Run:
     syncs: list[SyncFacts] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)  # every step kept, in order
     step_parts: list[list[float]] = field(default_factory=list)  # seconds per step, in the order of SHARES
+    epoch_starts: list[int] = field(default_factory=list)  # which of the steps kept begin an epoch
     steps: int = 0  # counted, also those no longer kept
     evaluation_seconds: float = 0.0
     losses: list[float] = field(default_factory=list)

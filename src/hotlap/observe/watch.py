@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hotlap.observe import anatomy as at
-from hotlap.observe.facts import global_generators, loader_facts, optimizer_facts, root_facts
+from hotlap.observe.facts import global_generators, loader_facts, optimizer_facts, plain_attributes, root_facts
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import Run, SyncFacts
 
@@ -44,6 +44,8 @@ class Watch:
         self._counts: dict[int, int] = {}
         self._random: dict[int, bool] = {}
         self._closures: set[int] = set()
+        self._datasets: dict[int, str] = {}
+        self._changing: set[int] = set()
         self._probes: dict[int, int] = {}
         self._trips = at.Trips()
         self._updating: dict[int, float] = {}  # the optimizers at work, since when
@@ -77,6 +79,9 @@ class Watch:
         now = clock()
         key = id(loader._index_sampler)
         self._loaders.setdefault(key, loader)
+        before = self._datasets.setdefault(key, plain_attributes(loader.dataset))
+        if before != plain_attributes(loader.dataset):
+            self._changing.add(key)
         if self._trips.started(key):
             self._boundary()
         self._events.append((at.STARTED, key, now, now, None))
@@ -217,13 +222,20 @@ class Watch:
             torch=torch.__version__,
             device=device,
             loaders=[
-                loader_facts(loader, self._counts.get(key, 0), key in parts.training_loaders, self._random.get(key))
+                loader_facts(
+                    loader,
+                    draws=self._counts.get(key, 0),
+                    trains=key in parts.training_loaders,
+                    draws_random=self._random.get(key),
+                    changes=key in self._changing,
+                )
                 for key, loader in self._loaders.items()
             ],
             optimizers=[optimizer_facts(o, self._counts.get(id(o), 0), id(o) in self._closures) for o in optimizers],
             roots=[root_facts(r, self._joints.roots, self._counts.get(id(r), 0)) for r in self._roots.values()],
             syncs=[SyncFacts(path, line, int(n), s) for (path, line), (n, s) in self._syncs.items()],
             step_seconds=[step.seconds for step in parts.steps],
+            epoch_starts=[number for number, step in enumerate(parts.steps) if step.starts_epoch],
             step_parts=[list(step.parts) for step in parts.steps],
             steps=self.steps,
             evaluation_seconds=parts.evaluation_seconds,

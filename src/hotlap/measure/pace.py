@@ -1,0 +1,37 @@
+"""The pace of a trial: seconds a step after warm-up, with what each epoch costs at its start spread over its steps."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from hotlap.measure.stats import level
+from hotlap.measure.warmup import warmup_steps
+from hotlap.observe.run import Run
+
+
+@dataclass(frozen=True)
+class Pace:
+    level: float
+    warmup_steps: int
+    settled: bool
+
+
+def pace(run: Run) -> Pace:
+    """Workers that are started anew, and loops that wait for their first batch, cost time once an epoch. No median of
+    steps would show that, but the user waits for it: it is measured apart and added in."""
+    starts = set(run.epoch_starts)
+    inner = [number for number in range(len(run.step_seconds)) if number not in starts]
+    seconds = [run.step_seconds[number] for number in inner]
+    if len(seconds) < 3:
+        return Pace(statistics.fmean(run.step_seconds), 0, False)
+    warm = warmup_steps(seconds)
+    left_out = warm if warm is not None else len(seconds) // 3
+    ordinary = level(seconds[left_out:])
+    first = inner[left_out]
+    late = [number for number in run.epoch_starts if number >= first] or run.epoch_starts[1:]
+    if not late:
+        return Pace(ordinary, first, warm is not None)
+    gaps = [b - a for a, b in zip(run.epoch_starts, run.epoch_starts[1:], strict=False)]
+    extra = statistics.median(max(0.0, run.step_seconds[number] - ordinary) for number in late)
+    return Pace(ordinary + extra / statistics.median(gaps or [len(run.step_seconds)]), first, warm is not None)

@@ -1,0 +1,36 @@
+"""What every epoch costs at its start is part of the pace; what happens once is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from hotlap.measure.pace import pace
+from hotlap.observe.run import Run
+
+
+def run(seconds: list[float], starts: list[int]) -> Run:
+    return Run(torch="2.13.0", device="cpu", step_seconds=seconds, epoch_starts=starts)
+
+
+def test_a_slow_start_of_each_epoch_is_spread_over_its_steps() -> None:
+    epoch = [0.61, *[0.01] * 11]
+    assert pace(run(epoch * 5, [0, 12, 24, 36, 48])).level == pytest.approx(0.01 + 0.6 / 12)
+
+
+def test_epochs_that_start_as_they_go_on_add_nothing() -> None:
+    assert pace(run([0.01] * 60, [0, 12, 24, 36, 48])).level == pytest.approx(0.01)
+
+
+def test_only_the_first_start_is_cold() -> None:
+    seconds = [2.0, *[0.01] * 11, *[0.01] * 48]
+    assert pace(run(seconds, [0, 12, 24, 36, 48])).level == pytest.approx(0.01)
+
+
+def test_without_an_epoch_end_the_start_does_not_count() -> None:
+    assert pace(run([0.5, *[0.01] * 50], [0])).level == pytest.approx(0.01)
+
+
+def test_a_cache_that_fills_in_the_first_epoch_is_warm_up() -> None:
+    found = pace(run([0.05] * 30 + [0.01] * 60, [0, 30, 60]))
+    assert found.level == pytest.approx(0.01)
+    assert found.warmup_steps >= 30
