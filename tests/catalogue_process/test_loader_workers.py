@@ -137,3 +137,17 @@ def test_undone_the_next_loader_is_plain_and_the_first_still_works(apply) -> Non
     patch.undo()
     assert DataLoader(Numbers(), 4).num_workers == 0
     assert sorted(epoch(loader)[0]) == list(range(22))
+
+
+def test_workers_that_live_on_keep_the_order_of_every_epoch(apply) -> None:
+    """torch draws one seed less for them, which would shuffle later epochs otherwise than the script does."""
+
+    def orders() -> list[list[int]]:
+        torch.manual_seed(5)
+        loader = DataLoader(Numbers(24), batch_size=4, shuffle=True)
+        return [epoch(loader)[0] for _ in range(3)]
+
+    expected = orders()
+    assert expected[0] != expected[1]
+    apply("loader-workers", {"num_workers": 2, "persistent_workers": True})
+    assert orders() == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,10 @@ class LoaderWorkers(Technique):
 
     ## What changes numerically
     Nothing, in the same order, when the data set draws nothing at random. Random augmentation draws from each worker's
-    own generator, so the draws are others of the same distribution. An iterable data set that does not split itself
-    by `get_worker_info` would deliver every sample once per worker: those are never touched.
+    own generator, so the draws are others of the same distribution. Workers that live on would also change the order
+    of later epochs, since torch then draws one seed less; a run with hotlap keeps the order, the written fix does not.
+    An iterable data set that does not split itself by `get_worker_info` would deliver every sample once per worker:
+    those are never touched.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the
@@ -85,7 +88,9 @@ class LoaderWorkers(Technique):
         return [Try({"num_workers": count, **stay}, wait) for count in dict.fromkeys(max(1, count) for count in counts)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        patch.at(patch.joints.loader_built, functools.partial(_with_workers, setting))
+        lasting: weakref.WeakSet[Any] = weakref.WeakSet()
+        patch.at(patch.joints.loader_built, functools.partial(_with_workers, setting, lasting))
+        patch.at(patch.joints.loader_started, functools.partial(_draw_as_before, lasting))
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
@@ -112,7 +117,7 @@ def _why_not(loader: LoaderFacts) -> str | None:
     return None
 
 
-def _with_workers(setting: Setting, proceed: Any, loader: Any, bound: Any) -> None:
+def _with_workers(setting: Setting, lasting: weakref.WeakSet[Any], proceed: Any, loader: Any, bound: Any) -> None:
     """Give a loader its workers where it has none and its data set bears it; settled before the loader exists."""
     from torch.utils.data import IterableDataset
 
@@ -132,7 +137,18 @@ def _with_workers(setting: Setting, proceed: Any, loader: Any, bound: Any) -> No
         chosen["multiprocessing_context"] = context or "fork"  # the default of later Pythons pickles the data set
         chosen["num_workers"] = workers
         chosen.update({name: setting[name] for name in ("prefetch_factor", "persistent_workers") if name in setting})
+        if chosen["persistent_workers"]:
+            lasting.add(loader)
     proceed(loader, bound)
+
+
+def _draw_as_before(lasting: weakref.WeakSet[Any], loader: Any) -> None:
+    """A loader that starts draws a seed for its workers, and then its sampler draws one for the order. Workers that
+    live on need no new seed, but without that draw every later epoch would come in another order."""
+    import torch
+
+    if loader in lasting and loader._iterator is not None:
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
 def _batches(chosen: dict[str, Any]) -> int:
