@@ -3,6 +3,7 @@ the same. Screening is by single trials; only the confirmed total is a claim."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ from hotlap.measure.stats import LOOKS, Decision, calibration_sd, compare
 from hotlap.report.findings import Ablation, NotTried, ParityCheck, Rejected
 from hotlap.technique import Choice, Parity, Technique
 
-KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this
+KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this, and than the noise
 CONFIRM_SHARE = 0.35  # of the budget, kept back for proof
 _PARITY_TRIALS = 2  # what the three, shorter, parity runs cost, in timing trials
 
@@ -98,7 +99,7 @@ class Search:
                 if timing is None:
                     continue
                 ratio = self._best / timing.level
-                if ratio >= KEEP_GAIN:
+                if ratio >= self._worth_keeping:
                     better.append((ratio, timing, candidate))
                 else:
                     self._reject([candidate.choice()], _no_gain(ratio))
@@ -171,7 +172,7 @@ class Search:
                 self._reject([choice], timing.ending)
                 continue
             ratio = self._best / timing.level
-            if ratio < KEEP_GAIN:
+            if ratio < self._worth_keeping:
                 self._reject([choice], f"{ratio:.2f}x against the setting kept")
                 continue
             self.found.gains[candidate.technique.id] *= ratio
@@ -184,7 +185,7 @@ class Search:
             for partner in partners(candidate, idle[number + 1 :]):
                 both = [candidate.choice(), partner.choice()]
                 timing = self._trial(both)
-                if timing is not None and self._best / timing.level >= KEEP_GAIN:
+                if timing is not None and self._best / timing.level >= self._worth_keeping:
                     self._keep(both, timing)
                 elif timing is not None:
                     self._reject(both, _no_gain(self._best / timing.level))
@@ -291,6 +292,11 @@ class Search:
             return None
         timing = self._bench.time(plan, label, "ablation")
         return statistics.median(self.found.baselines) / timing.level if isinstance(timing, Timed) else None
+
+    @property
+    def _worth_keeping(self) -> float:
+        """The ratio a single trial must show: more than two identical processes differ by chance."""
+        return max(KEEP_GAIN, math.exp(calibration_sd(self.found.baselines)))
 
     @property
     def _until_proof(self) -> float:
