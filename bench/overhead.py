@@ -29,7 +29,7 @@ from hotlap.observe.launch import Target
 from hotlap.observe.watch import Watch
 
 ALTERNATIONS, TURNS, BATCHES, UNSETTLED = 20, 8, 64, 24
-WIDTHS = {"short steps": 64, "longer steps": 1024}
+WIDTHS = {"short steps": 64, "longer steps": 384}
 WATCHES: dict[str, Any] = {"run": Pulse, "record": Watch}
 ALLOWED = {"run": (0.01, 20e-6), "record": (0.03, 0.0)}  # share of a step, or seconds, whichever is larger
 

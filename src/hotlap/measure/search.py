@@ -315,7 +315,10 @@ def _failure(checks: list[ParityCheck]) -> str:
 
 
 def _no_gain(ratio: float) -> str:
-    return f"{ratio:.2f}x: {'slower' if ratio < 0.98 else 'no gain'} in a trial"
+    words = (
+        "slower in a trial" if ratio < 0.98 else "no gain in a trial" if ratio < KEEP_GAIN else "within the noise here"
+    )
+    return f"{ratio:.2f}x: {words}"
 
 
 def _no_baseline(timing: Untimed) -> str:
