@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -161,11 +162,14 @@ trials.run(Order(name={str(tmp_path / "train.py")!r}, cwd={str(tmp_path)!r}, arg
     tuner.wait()
     _, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []
+    left = Path(tempfile.gettempdir()).glob(f"hotlap-trials-{tuner.pid}-*")
+    assert any(left), "killed outright, it cannot tidy up itself"
+    with Trials():
+        assert not list(Path(tempfile.gettempdir()).glob(f"hotlap-trials-{tuner.pid}-*")), "the next one does"
 
 
 def test_the_server_never_computes() -> None:
     """A parallel product and a backward in a forked child: they hang if the server has run any tensor operation."""
-    import tempfile
 
     from hotlap.measure.order import Order
 

@@ -88,6 +88,9 @@ class Search:
             f"a trial takes {self._trial_seconds:.1f} s; {len(waiting)} candidates, room for {fit} trials beside the"
             f" proof in {self._budget:.0f} s"
         )
+        if waiting and not fit:
+            wanted = self._bench.spent + (_PARITY_TRIALS + 2 * LOOKS[0] + 2 * len(waiting)) * self._trial_seconds
+            self.found.caveats.append(Caveat.NO_ROOM.text(budget=f"{math.ceil(wanted / 10) * 10}s"))
         idle: list[Candidate] = []
         while waiting:
             family = max(waiting, key=lambda candidate: candidate.most).technique.family
