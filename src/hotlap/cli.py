@@ -92,11 +92,11 @@ def tune(
     wishes = Wishes(_seconds(budget), None, allow == "different", allow_network, accept_writes)
     chosen, left_out = _chosen(only, skip)
     with LiveTrials(console, wishes.budget_seconds) as live:
-        result, plan = measured(target, chosen, left_out, wishes, live)
+        result, plan, is_conclusive = measured(target, chosen, left_out, wishes, live)
     written = folder.write(result, report)
     if plan is not None:
         plans.write(target.path, plan)
-    else:
+    elif is_conclusive:
         plans.remove(target.path)
     console.print()
     console.print(terminal.tune(result))

@@ -12,6 +12,7 @@ class Caveat(Enum):
     UNSETTLED = "step times never settled, so whole trials were used: give a larger --budget"
     NO_EPOCH_END = "no trial reached the end of an epoch: what happens there was not compared"
     TOO_LARGE = "the model is too large to compare whole states: parity rests on batches, losses and norms"
+    INTERRUPTED = "stopped before it was done: what was not proven by then is not kept"
     NO_ROOM = "the budget left no room to try anything beside the proof: try --budget {budget}"
     NOT_CONFIRMED = "the budget ended before the gain was proven by pairs: try --budget {budget}"
     REPEATS_ITSELF_NOT = "the script does not repeat itself bit for bit, so equality is judged by its own spread"

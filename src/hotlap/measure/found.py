@@ -27,7 +27,7 @@ class Found:
     before: Run | None = None
     after: Run | None = None
     caveats: list[str] = field(default_factory=list)
-    interrupted: bool = False
+    cut_short: bool = False  # interrupted, or out of budget: "nothing kept" then says nothing
 
     @property
     def confirmed(self) -> bool:

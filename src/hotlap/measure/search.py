@@ -47,7 +47,8 @@ class Search:
             self._confirm()
             self._ablate()
         except KeyboardInterrupt:
-            self.found.interrupted = True
+            self.found.cut_short = True
+            self.found.caveats.append(Caveat.INTERRUPTED.text())
         if self._bench.disturbed_share > 1 / 3:
             self.found.caveats.append(Caveat.NOISY.text())
         return self.found
@@ -90,6 +91,7 @@ class Search:
         )
         if waiting and not fit:
             wanted = self._bench.spent + (_PARITY_TRIALS + 2 * LOOKS[0] + 2 * len(waiting)) * self._trial_seconds
+            self.found.cut_short = True
             self.found.caveats.append(Caveat.NO_ROOM.text(budget=f"{math.ceil(wanted / 10) * 10}s"))
         idle: list[Candidate] = []
         while waiting:
@@ -273,6 +275,7 @@ class Search:
                 f"the whole plan's gain was not shown: {shown.ratio:.2f}x ({shown.low:.2f} to {shown.high:.2f})"
             )
             if self.found.comparison.decision is Decision.GO_ON:
+                self.found.cut_short = True
                 self.found.caveats.append(Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s"))
 
     # 5. what is each worth? -----------------------------------------------------------------------------------------

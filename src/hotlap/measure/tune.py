@@ -39,8 +39,9 @@ class Wishes:
 
 def tune(
     target: Target, techniques: Sequence[Technique], left_out: Sequence[NotTried], wishes: Wishes, listener: Listener
-) -> tuple[TuneReport, Plan | None]:
-    """Search within the budget. A script that cannot be tuned is a HotlapError of one sentence."""
+) -> tuple[TuneReport, Plan | None, bool]:
+    """Search within the budget: the report, the plan, and whether no plan means that nothing helps. A script that
+    cannot be tuned is a HotlapError of one sentence."""
     target.check()
     unprotected = sandbox.available(wishes.allow_network)
     if unprotected and not wishes.accept_writes:
@@ -69,7 +70,7 @@ def tune(
     if found.before is None:
         raise HotlapError("stopped before the baseline was measured: run it again, or give a smaller --budget")
     report = _report(target, found, bench)
-    return report, _plan(target, found, report)
+    return report, _plan(target, found, report), not found.cut_short
 
 
 def facts(target: Target, trials: int, command: str = "tune") -> Facts:
