@@ -29,6 +29,12 @@ class Found:
     caveats: list[str] = field(default_factory=list)
     cut_short: bool = False  # interrupted, or out of budget: "nothing kept" then says nothing
 
+    def reject(self, choices: list[Choice], reason: str) -> None:
+        for choice in choices:
+            others = " + ".join(str(other) for other in choices if other is not choice)
+            words = f"{reason}, together with {others}" if others else reason
+            self.rejected.append(Rejected(choice.technique.id, dict(choice.setting), words))
+
     @property
     def confirmed(self) -> bool:
         return self.comparison is not None and self.comparison.decision is Decision.CLAIM
