@@ -151,3 +151,48 @@ def test_workers_that_live_on_keep_the_order_of_every_epoch(apply) -> None:
     assert expected[0] != expected[1]
     apply("loader-workers", {"num_workers": 2, "persistent_workers": True})
     assert orders() == expected
+
+
+class Scheduled(Dataset):
+    """What `set_epoch` does to many data sets; under a Subset, where the loader does not see it."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        return 100 * self.epoch + index
+
+
+def test_workers_that_live_on_see_what_changed_between_epochs(apply) -> None:
+    def sums() -> list[int]:
+        inner = Scheduled()
+        loader, found = DataLoader(Subset(inner, range(16)), batch_size=2), []
+        for number in range(3):
+            inner.epoch = number
+            found.append(sum(int(i) for batch in loader for i in batch))
+        return found
+
+    expected = sums()
+    assert len(set(expected)) == 3
+    apply("loader-workers", {"num_workers": 2, "persistent_workers": True})
+    assert sums() == expected
+
+
+def test_a_data_set_that_changes_while_it_is_read_is_left_alone(run_script, tmp_path) -> None:
+    from hotlap.catalogue import find
+
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom torch.utils.data import DataLoader, Dataset\n"
+        "class Counting(Dataset):\n    calls = 0\n    def __len__(self): return 64\n"
+        "    def __getitem__(self, i):\n        self.calls = self.calls + STEP\n        return torch.ones(4)\n"
+        "model = torch.nn.Linear(4, 1)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for x in DataLoader(Counting(), batch_size=4):\n    model(x).sum().backward(); opt.step()\n"
+    )
+    text = script.read_text()
+    for step, refused in (("1", True), ("0", False)):
+        script.write_text(text.replace("STEP", step))
+        tries = find("workers").settings(run_script(script).run)
+        assert ("changes while it is read" in getattr(tries, "reason", "")) is refused

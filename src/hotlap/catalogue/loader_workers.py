@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 LOADER = "torch.utils.data.DataLoader"
 DATASET, SHUFFLE, SAMPLER, BATCH_SAMPLER, NUM_WORKERS = 0, 2, 3, 4, 5  # positions of DataLoader's parameters
+Lasting = weakref.WeakKeyDictionary[Any, int]  # loaders whose workers live on, with the state these were forked from
 _WRAPPERS = tuple(f"torch.utils.data.{name}" for name in ("Subset", "ConcatDataset", "random_split"))
 _CHEAP = {"len", "int", "float", "torch.tensor", "torch.as_tensor", "torch.from_numpy"}
 
@@ -42,8 +44,10 @@ class LoaderWorkers(Technique):
 
     ## What changes numerically
     Nothing, in the same order, when the data set draws nothing at random. Random augmentation draws from each worker's
-    own generator, so the draws are others of the same distribution. Workers that live on would also change the order
-    of later epochs, since torch then draws one seed less; a run with hotlap keeps the order, the written fix does not.
+    own generator, so the draws are others of the same distribution. In a run with hotlap workers live on between
+    epochs, in the order the script would have, and are started anew when the data set has changed (`set_epoch`); the
+    written fix leaves them to torch's default, a new start each epoch. A data set that changes while it is being read
+    is left alone.
     An iterable data set that does not split itself by `get_worker_info` would deliver every sample once per worker:
     those are never touched.
 
@@ -84,21 +88,18 @@ class LoaderWorkers(Technique):
         cores = run.cores
         counts = (cores // 2, cores - 2, 4) if run.device != "cpu" else (cores, cores // 2)
         wait = run.share("wait")
-        stay: Setting = {} if any(loader.changes for loader in training) else {"persistent_workers": True}
-        return [Try({"num_workers": count, **stay}, wait) for count in dict.fromkeys(max(1, count) for count in counts)]
+        numbers = dict.fromkeys(max(1, count) for count in counts)
+        return [Try({"num_workers": number, "persistent_workers": True}, wait) for number in numbers]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        lasting: weakref.WeakSet[Any] = weakref.WeakSet()
+        lasting: Lasting = weakref.WeakKeyDictionary()
         patch.at(patch.joints.loader_built, functools.partial(_with_workers, setting, lasting))
-        patch.at(patch.joints.loader_started, functools.partial(_draw_as_before, lasting))
+        patch.at(patch.joints.loader_started, functools.partial(_start_as_before, lasting))
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
-        added = [
-            f"{name}={setting[name]}"
-            for name in ("prefetch_factor", "persistent_workers")
-            if name in setting and call.setting(name) is ABSENT
-        ]
+        depth = setting.get("prefetch_factor")
+        added = [f"prefetch_factor={depth}"] if depth and call.setting("prefetch_factor") is ABSENT else []
         if call.setting("num_workers", NUM_WORKERS) is ABSENT:
             return insert_argument(call, f"num_workers={setting['num_workers']}", *added)
         edits = replace_argument(call, "num_workers", str(setting["num_workers"]), NUM_WORKERS)
@@ -112,12 +113,14 @@ def _why_not(loader: LoaderFacts) -> str | None:
         return "its data set already lies in memory as tensors"
     if loader.private_generator:
         return "its data set owns a random generator, which all workers would copy"
+    if loader.changes:
+        return "its data set changes while it is read, which copies of it in workers would not see"
     if loader.start_method != "fork":
         return f"workers would be started by {loader.start_method}, which not every script survives"
     return None
 
 
-def _with_workers(setting: Setting, lasting: weakref.WeakSet[Any], proceed: Any, loader: Any, bound: Any) -> None:
+def _with_workers(setting: Setting, lasting: Lasting, proceed: Any, loader: Any, bound: Any) -> None:
     """Give a loader its workers where it has none and its data set bears it; settled before the loader exists."""
     from torch.utils.data import IterableDataset
 
@@ -132,22 +135,34 @@ def _with_workers(setting: Setting, lasting: weakref.WeakSet[Any], proceed: Any,
         or has_private_generator(dataset)
         or holds_device_memory(dataset)
     )
-    workers = min(int(setting["num_workers"]), _batches(chosen) // 2)  # a worker wants something to do
+    wanted = int(setting.get("num_workers", LoaderWorkers.default["num_workers"]))
+    workers = min(wanted, max(2, os.cpu_count() or 1), _batches(chosen) // 2)  # a worker wants something to do
     if workers and not chosen["num_workers"] and bears_it and start_method(context) == "fork":
         chosen["multiprocessing_context"] = context or "fork"  # the default of later Pythons pickles the data set
         chosen["num_workers"] = workers
         chosen.update({name: setting[name] for name in ("prefetch_factor", "persistent_workers") if name in setting})
         if chosen["persistent_workers"]:
-            lasting.add(loader)
+            lasting[loader] = 0
     proceed(loader, bound)
 
 
-def _draw_as_before(lasting: weakref.WeakSet[Any], loader: Any) -> None:
-    """A loader that starts draws a seed for its workers, and then its sampler draws one for the order. Workers that
-    live on need no new seed, but without that draw every later epoch would come in another order."""
+def _start_as_before(lasting: Lasting, loader: Any) -> None:
+    """Workers that live on keep the data set they were forked with: where it has changed since, as by `set_epoch`,
+    they are forked anew. A loader that starts also draws a seed for its workers before its sampler draws one for the
+    order; without that draw every later epoch would come in another order."""
     import torch
 
-    if loader in lasting and loader._iterator is not None:
+    from hotlap.observe.dataset_state import dataset_state
+
+    if loader not in lasting:
+        return
+    before, lasting[loader] = lasting[loader], dataset_state(loader.dataset)
+    if loader._iterator is None:
+        return
+    if lasting[loader] != before:
+        loader._iterator._shutdown_workers()
+        loader._iterator = None
+    else:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 

@@ -96,12 +96,6 @@ def _named_in_class(kind: type) -> Iterator[Any]:
                 yield from (value.__globals__.get(name) for name in value.__code__.co_names)
 
 
-def plain_attributes(dataset: Any) -> str:
-    """What of a data set can be compared cheaply: a worker that lives on would not see it change."""
-    plain = (int, float, str, bytes, bool, type(None))
-    return repr([(name, v) for name, v in getattr(dataset, "__dict__", {}).items() if isinstance(v, plain)])
-
-
 def holds_device_memory(dataset: Any) -> bool:
     """Whether the data set holds tensors on a device, which forked workers cannot touch."""
     return any(getattr(value, "is_cuda", False) is True for value in getattr(dataset, "__dict__", {}).values())

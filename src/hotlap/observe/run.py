@@ -25,7 +25,7 @@ class LoaderFacts:
     draws_random: bool | None  # fetching moved a global random generator; None = not watched
     private_generator: bool  # the data set owns a random generator that torch does not reseed in workers
     start_method: str  # "fork", "spawn", "forkserver"
-    changes: bool = False  # plain attributes of the data set changed between epochs
+    changes: bool = False  # its data set changed while it was being read
 
 
 @dataclass(frozen=True)

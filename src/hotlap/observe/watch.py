@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hotlap.observe import anatomy as at
-from hotlap.observe.facts import global_generators, loader_facts, optimizer_facts, plain_attributes, root_facts
+from hotlap.observe.dataset_state import dataset_state
+from hotlap.observe.facts import global_generators, loader_facts, optimizer_facts, root_facts
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import Run, SyncFacts
 
@@ -24,6 +25,7 @@ clock = time.perf_counter
 _EVENTS_KEPT = 200_000  # bounds the record however long the script runs
 _LOSSES_KEPT = 4096
 _DRAWS_PROBED = 5
+_DRAWS_LOOKED_AT = (1, 2, 4, 8, 16, 32, 64, 128)
 _SLOTS = 64
 
 
@@ -44,7 +46,7 @@ class Watch:
         self._counts: dict[int, int] = {}
         self._random: dict[int, bool] = {}
         self._closures: set[int] = set()
-        self._datasets: dict[int, str] = {}
+        self._datasets: dict[int, int] = {}
         self._changing: set[int] = set()
         self._probes: dict[int, int] = {}
         self._trips = at.Trips()
@@ -79,9 +81,7 @@ class Watch:
         now = clock()
         key = id(loader._index_sampler)
         self._loaders.setdefault(key, loader)
-        before = self._datasets.setdefault(key, plain_attributes(loader.dataset))
-        if before != plain_attributes(loader.dataset):
-            self._changing.add(key)
+        self._datasets.pop(key, None)  # between epochs it may change
         if self._trips.started(key):
             self._boundary()
         self._events.append((at.STARTED, key, now, now, None))
@@ -98,15 +98,24 @@ class Watch:
         try:
             batch = proceed(iterator)
         except StopIteration:
+            self._look_at_dataset(key, iterator)
             self._trips.ended(key)
             self._events.append((at.END, key, start, clock(), mark))
             raise
+        if iterator._num_yielded in _DRAWS_LOOKED_AT:
+            self._look_at_dataset(key, iterator)
         self._trips.drew(key)
         self._counts[key] = self._counts.get(key, 0) + 1
         self._events.append((at.DRAW, key, start, clock(), mark))
         if before is not None:
             self._random[key] = self._random.get(key, False) or before != global_generators()
         return batch
+
+    def _look_at_dataset(self, key: int, iterator: Any) -> None:
+        """Whether the data set has changed since the first batch of this epoch, in the reading or by the loop."""
+        now = dataset_state(iterator._dataset)
+        if self._datasets.setdefault(key, now) != now:
+            self._changing.add(key)
 
     def _is_probed(self, key: int, iterator: Any) -> bool:
         """Some draws of each loader, but never the first of an epoch: that starts the sampler, which draws a seed."""
