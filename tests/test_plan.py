@@ -18,7 +18,17 @@ def plan_for(path: Path) -> Plan:
         Entry("sample-cache", {}, 2.0),
     ]
     return Plan(
-        path.name, plans.fingerprint(str(path)), "2026-01-01", "a machine", "2.13.0", "cpu", 3.0, 2.9, 3.1, entries
+        path.name,
+        plans.fingerprint(str(path)),
+        "--lr 3",
+        "2026-01-01",
+        "a machine",
+        "2.13.0",
+        "cpu",
+        3.0,
+        2.9,
+        3.1,
+        entries,
     )
 
 
@@ -45,13 +55,25 @@ def test_two_scripts_share_a_folder(tmp_path: Path) -> None:
 def test_what_no_longer_matches_is_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     plan = plan_for(script)
-    assert plan.mismatches(str(script), "a machine", "2.13.0") == []
+    assert plan.mismatches(str(script), "--lr 3", "a machine", "2.13.0") == []
     script.write_text("import torch  # changed\n")
-    assert plan.mismatches(str(script), "another", "2.12.0") == ["the script", "the machine", "torch"]
+    assert plan.mismatches(str(script), "", "another", "2.12.0") == [
+        "the script",
+        "the arguments",
+        "the machine",
+        "torch",
+    ]
 
 
 @pytest.mark.parametrize(
-    "text", ["not = [toml", "version = 2\n", "version = 1\n[[plan]]\nscript = 'x'\n", "version = 1\nplan = 3\n"]
+    "text",
+    [
+        "not = [toml",
+        "version = 2\n",
+        "version = 1\n[[plan]]\nscript = 'x'\n",
+        "version = 1\nplan = 3\n",
+        "version = 1\nplan = ['x']\n",
+    ],
 )
 def test_a_file_that_is_no_plan_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "hotlap.toml").write_text(text)

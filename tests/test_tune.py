@@ -140,7 +140,7 @@ def test_the_report_is_rendered_again(tuned) -> None:
 def test_interrupted_it_leaves_the_folder_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     subprocess.run([sys.executable, "train.py", "0"], cwd=tmp_path, check=True)
-    plan = Plan("train.py", "x", "2026-01-01", "a machine", "2.13.0", "cpu", 2.0, 1.9, 2.1, [])
+    plan = Plan("train.py", "x", "", "2026-01-01", "a machine", "2.13.0", "cpu", 2.0, 1.9, 2.1, [])
     plans.write(str(tmp_path / "train.py"), plan)
     before = contents(tmp_path)
     tuning = subprocess.Popen(
@@ -153,6 +153,6 @@ def test_interrupted_it_leaves_the_folder_alone(tmp_path: Path) -> None:
     time.sleep(0.5)
     tuning.send_signal(signal.SIGINT)
     _, err = tuning.communicate(timeout=60)
-    assert tuning.returncode == 0, err
+    assert tuning.returncode == 130, err
     assert "Traceback" not in err
     assert contents(tmp_path) == before, "and an older plan stays"

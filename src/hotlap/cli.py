@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,19 +90,22 @@ def tune(
     if allow not in ("", "different"):
         raise HotlapError(f"--allow takes 'different', not {allow!r}")
     target, console = _target(script, m), Console()
+    target.check()
+    _check_writable(report, "name another folder with --report")
+    _check_writable(os.path.dirname(target.path), "hotlap.toml is written there")
     wishes = Wishes(_seconds(budget), None, allow == "different", allow_network, accept_writes)
     chosen, left_out = _chosen(only, skip)
     with LiveTrials(console, wishes.budget_seconds) as live:
-        result, plan, is_conclusive = measured(target, chosen, left_out, wishes, live)
-    written = folder.write(result, report)
+        result, plan = measured(target, chosen, left_out, wishes, live)
     if plan is not None:
         plans.write(target.path, plan)
-    elif is_conclusive:
+    elif not result.cut_short:
         plans.remove(target.path)
+    written = folder.write(result, report)
     console.print()
     console.print(terminal.tune(result))
     console.print(f"report: {os.path.join(written, 'report.html')}", style="dim", highlight=False)
-    return 0
+    return 130 if result.cut_short and live.interrupted else 0
 
 
 @app.command(rich_help_panel=FIRST, context_settings=_SCRIPT)
@@ -337,7 +341,7 @@ def _planned(target: Target) -> tuple[list[Choice], str]:
     if plan is None:
         return [], "no plan for this script: `hotlap tune` makes one"
     machine = Machine.read()
-    changed = plan.mismatches(target.path, machine.hardware, machine.torch)
+    changed = plan.mismatches(target.path, shlex.join(target.arguments), machine.hardware, machine.torch)
     words = f"{' and '.join(changed)} changed since it was tuned: tune again for a new proof" if changed else ""
     return plan.choices(_find), words
 
@@ -355,6 +359,15 @@ def _write(path: str, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise HotlapError(f"{path} cannot be written ({error.strerror}): name another place") from None
+
+
+def _check_writable(folder: str, advice: str) -> None:
+    """Before minutes are spent on something that could not be written down."""
+    place = os.path.abspath(folder)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place) or not os.access(place, os.W_OK) or place.startswith(("/proc", "/sys")):
+        raise HotlapError(f"{folder} cannot be written: {advice}")
 
 
 def _say(sentence: str) -> None:

@@ -42,6 +42,10 @@ def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool) -> No
     attached = Attached(choices, Pulse)
     try:
         execute(target)
+    except Exception:
+        if attached.applied:
+            _say(quiet, f"it failed with {', '.join(attached.applied)} applied; --no-plan runs it as it is")
+        raise
     finally:
         for reason in attached.withdrawn:
             _say(quiet, f"withdrawn, and the run went on without it: {reason}")

@@ -21,7 +21,7 @@ else:
     import tomli as tomllib
 
 FILE = "hotlap.toml"
-_WORDS = ("script", "fingerprint", "date", "hardware", "torch", "device")
+_WORDS = ("script", "fingerprint", "arguments", "date", "hardware", "torch", "device")
 _FIGURES = ("ratio", "low", "high")
 _HEAD = "# Written by `hotlap tune`, read by `hotlap run`. Data only: edit it, commit it, or delete it.\nversion = 1\n"
 
@@ -37,6 +37,7 @@ class Entry:
 class Plan:
     script: str  # the file's name
     fingerprint: str
+    arguments: str
     date: str
     hardware: str
     torch: str
@@ -47,12 +48,14 @@ class Plan:
     entries: list[Entry] = field(default_factory=list)
 
     def choices(self, find: Callable[[str], Technique]) -> list[Choice]:
-        return [Choice(find(entry.technique), entry.setting) for entry in self.entries]
+        found = [(find(entry.technique), entry.setting) for entry in self.entries]
+        return [Choice(technique, {**technique.default, **setting}) for technique, setting in found]
 
-    def mismatches(self, script: str, hardware: str, torch: str | None) -> list[str]:
+    def mismatches(self, script: str, arguments: str, hardware: str, torch: str | None) -> list[str]:
         """What is no longer as it was when this was measured."""
-        now = {"the script": fingerprint(script), "the machine": hardware, "torch": torch or ""}
-        then = {"the script": self.fingerprint, "the machine": self.hardware, "torch": self.torch}
+        now = {"the script": fingerprint(script), "the arguments": arguments, "the machine": hardware}
+        then = {"the script": self.fingerprint, "the arguments": self.arguments, "the machine": self.hardware}
+        now["torch"], then["torch"] = torch or "", self.torch
         return [name for name in now if now[name] != then[name]]
 
 
@@ -83,7 +86,7 @@ def read_file(path: str) -> list[Plan]:
         raise HotlapError(f"{path} was written by another version of hotlap: delete it and tune again")
     try:
         return [_plan(table) for table in data.get("plan", [])]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise HotlapError(f"{path} is not a plan ({error!r}): mend it, or delete it and tune again") from None
 
 

@@ -30,6 +30,7 @@ class Listener(Protocol):
     def stepped(self, steps: int) -> None: ...
     def ended(self, label: str, role: str, verdict: str) -> None: ...
     def said(self, sentence: str) -> None: ...
+    def stopped(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -127,16 +128,18 @@ class Bench:
         if isinstance(timing, Timed) and not plan:
             self._trained_seconds = sum(timing.run.step_seconds)
         if run is not None:
-            waited = run.queue_seconds / max(run.wall_seconds * run.threads, 1e-9)
             warm = pace(run).warmup_steps if run.step_seconds else 0
-            disturbed = waited > _DISTURBED
-            self.times.append(
-                TrialTimes(label, role, trial.ending, run.step_seconds, warm, run.startup_seconds, disturbed)
-            )
+            times = run.step_seconds, warm, run.startup_seconds
+            self.times.append(TrialTimes(label, role, trial.ending, *times, is_disturbed(run)))
         self._listener.ended(
             label, role, f"{1e3 * timing.level:.1f} ms" if isinstance(timing, Timed) else timing.ending
         )
         return timing
+
+
+def is_disturbed(run: Run) -> bool:
+    """Whether its threads stood runnable but without a core for too long: other work was there too."""
+    return run.queue_seconds > _DISTURBED * run.wall_seconds * run.threads
 
 
 def _timing(trial: Trial) -> Timed | Untimed:

@@ -7,6 +7,7 @@ from enum import Enum
 
 class Caveat(Enum):
     NOISY = "more than a third of the trials were disturbed by other work: close it, or give a larger --budget"
+    DISTURBED = "other work ran on these cores meanwhile: profile again when it is quiet"
     UNPROTECTED = "trials ran without protection: files the script writes were really written"
     SHORT = "the script ends after {steps} steps, so trials were short: give it more epochs for a firmer figure"
     UNSETTLED = "step times never settled, so whole trials were used: give a larger --budget"

@@ -90,8 +90,6 @@ def run_trial(order: Order) -> None:
             torch.seed()  # forked children would all start from the server's generator
         execute(_target(order))
         ending = "finished"
-    except SystemExit as leaving:
-        ending = "finished" if leaving.code in (None, 0) else f"exit: {leaving.code}"
     except BaseException as error:
         ending = _ending(error)
     recorder.write(ending)
@@ -111,8 +109,7 @@ def run_for_real(order: Order) -> None:
     except Stopped:
         pass
     except BaseException as error:
-        is_clean = isinstance(error, SystemExit) and error.code in (None, 0)
-        ending = "finished" if is_clean else _ending(error)
+        ending = _ending(error)
         raise
     finally:
         if not recorder.enough:
@@ -129,6 +126,8 @@ def _target(order: Order) -> Target:
 
 
 def _ending(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "finished" if error.code in (None, 0) else f"exit: {error.code}"
     text = f"{type(error).__name__}: {error}".strip().split("\n")[0][:300]
     if (
         isinstance(error, MemoryError)

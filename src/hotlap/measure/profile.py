@@ -17,7 +17,9 @@ from collections.abc import Sequence
 import psutil
 
 from hotlap.errors import HotlapError
+from hotlap.measure.bench import is_disturbed
 from hotlap.measure.candidates import Candidate, consider
+from hotlap.measure.caveats import Caveat
 from hotlap.measure.order import Order
 from hotlap.measure.pace import pace
 from hotlap.measure.trial import Trial, read_trial
@@ -77,7 +79,8 @@ def _run(order: Order) -> tuple[float | None, int]:
         watching.set()
     finally:
         signal.signal(signal.SIGINT, before)
-    return (sum(samples) / len(samples) if samples else None), child.returncode
+    code = child.returncode if child.returncode >= 0 else 128 - child.returncode  # as a shell tells a signal
+    return (sum(samples) / len(samples) if samples else None), code
 
 
 def _kill(pid: int) -> None:
@@ -128,6 +131,7 @@ def _report(
         verdicts=[_verdict(technique, run) for technique in techniques],
         facts=facts(target, 1, "profile"),
         ending=trial.ending,
+        caveats=[Caveat.DISTURBED.text()] if is_disturbed(run) else [],
         step_times=run.step_seconds,
     )
 
@@ -145,7 +149,9 @@ def _verdict(technique: Technique, run: Run) -> Verdict:
 
 
 def _nothing_seen(target: Target, trial: Trial, code: int) -> str:
-    if code and trial.ending.startswith(("raised", "exit", "left")):
+    if code and trial.run is None:
+        return f"{target} {trial.ending}, and took its record with it: mend that first"
+    if code:
         return f"{target} ended with exit code {code} before its first training step: mend that first"
     if trial.run is None:
         return f"{target} ended without importing torch: name the script that trains"

@@ -109,7 +109,7 @@ class Proof:
             )
             if self.found.comparison.decision is Decision.GO_ON:
                 self.found.cut_short = True
-                self.found.caveats.append(Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s"))
+                self.found.caveats.insert(0, Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s"))
 
     # what is each worth? --------------------------------------------------------------------------------------------
 

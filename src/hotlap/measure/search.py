@@ -45,7 +45,8 @@ class Search:
             Proof(self._bench, self.found, self._budget, self._trial_seconds, self._parity_folder, self._alone).run()
         except KeyboardInterrupt:
             self.found.cut_short = True
-            self.found.caveats.append(Caveat.INTERRUPTED.text())
+            self.found.caveats.insert(0, Caveat.INTERRUPTED.text())
+            self._listener.stopped()
         if self._bench.disturbed_share > 1 / 3:
             self.found.caveats.append(Caveat.NOISY.text())
         return self.found
@@ -89,7 +90,7 @@ class Search:
         if waiting and not fit:
             wanted = self._bench.spent + (PARITY_TRIALS + 2 * LOOKS[0] + 2 * len(waiting)) * self._trial_seconds
             self.found.cut_short = True
-            self.found.caveats.append(Caveat.NO_ROOM.text(budget=f"{math.ceil(wanted / 10) * 10}s"))
+            self.found.caveats.insert(0, Caveat.NO_ROOM.text(budget=f"{math.ceil(wanted / 10) * 10}s"))
         idle: list[Candidate] = []
         while waiting:
             family = max(waiting, key=lambda candidate: candidate.most).technique.family

@@ -39,9 +39,8 @@ class Wishes:
 
 def tune(
     target: Target, techniques: Sequence[Technique], left_out: Sequence[NotTried], wishes: Wishes, listener: Listener
-) -> tuple[TuneReport, Plan | None, bool]:
-    """Search within the budget: the report, the plan, and whether no plan means that nothing helps. A script that
-    cannot be tuned is a HotlapError of one sentence."""
+) -> tuple[TuneReport, Plan | None]:
+    """Search within the budget. A script that cannot be tuned is a HotlapError of one sentence."""
     target.check()
     unprotected = sandbox.available(wishes.allow_network)
     if unprotected and not wishes.accept_writes:
@@ -70,7 +69,7 @@ def tune(
     if found.before is None:
         raise HotlapError("stopped before the baseline was measured: run it again, or give a smaller --budget")
     report = _report(target, found, bench)
-    return report, _plan(target, found, report), not found.cut_short
+    return report, _plan(target, found, report)
 
 
 def facts(target: Target, trials: int, command: str = "tune") -> Facts:
@@ -131,6 +130,7 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         trials=bench.times,
         caveats=found.caveats,
         facts=facts(target, len(bench.times)),
+        cut_short=found.cut_short,
     )
 
 
@@ -144,6 +144,7 @@ def _plan(target: Target, found: Found, report: TuneReport) -> Plan | None:
     return Plan(
         script=os.path.basename(target.path),
         fingerprint=fingerprint(target.path),
+        arguments=shlex.join(target.arguments),
         date=report.facts.date,
         hardware=report.facts.hardware,
         torch=report.facts.torch,

@@ -167,3 +167,4 @@ class TuneReport:
     trials: list[TrialTimes]
     caveats: list[str]
     facts: Facts
+    cut_short: bool = False  # stopped, or out of budget: "nothing kept" then says nothing

@@ -25,6 +25,7 @@ class LiveTrials:
     def __init__(self, console: Console, budget_seconds: float) -> None:
         self._console, self._budget = console, budget_seconds
         self._started = time.monotonic()
+        self.interrupted = False
         self._role, self._label, self._steps = "", "", 0
         self._live: Live | None = Live(self, console=console, transient=True, refresh_per_second=8)
         self._spinner = Spinner("dots")
@@ -58,6 +59,9 @@ class LiveTrials:
     def ended(self, label: str, role: str, verdict: str) -> None:
         shown = "done" if verdict == "enough" else verdict
         self._console.print(Text(f"  {label:<38.38} {shown}"))
+
+    def stopped(self) -> None:
+        self.interrupted = True
 
     def said(self, sentence: str) -> None:
         self._console.print(Text(sentence, style="dim"))

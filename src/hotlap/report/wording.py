@@ -21,6 +21,8 @@ SHARE_MEANINGS = {
 
 def headline(report: TuneReport, arrow: str = "->", dash: str = "-") -> str:
     """The one line that must be true when it is read alone."""
+    if not report.kept and report.cut_short:
+        return f"not decided: {figures.seconds(report.before_seconds)} a step, and nothing proven to be faster yet"
     if not report.kept:
         return f"nothing helps here: {figures.seconds(report.before_seconds)} a step stays"
     step = f"{figures.before_after(report.before_seconds, report.after_seconds, arrow)} a step"
@@ -43,6 +45,8 @@ def screened_ratio(report: TuneReport) -> float | None:
 
 def why(report: TuneReport) -> str:
     """What stands behind the headline."""
+    if not report.kept and report.cut_short:
+        return report.caveats[0][:1].upper() + report.caveats[0][1:] + "." if report.caveats else "It was stopped."
     if not report.kept:
         left = figures.plural(len(report.not_tried), "technique")
         if report.rejected:
@@ -90,13 +94,13 @@ def parity(report: TuneReport) -> str:
 def commands(report: TuneReport) -> list[str]:
     """What to type next."""
     script = quoted(report.script)
+    rest = "".join(f" {shlex.quote(argument)}" for argument in report.arguments)
     if not report.kept:
-        return [f"hotlap profile {script}"]
+        return [f"hotlap profile {script}{rest}"]
     plan = shlex.quote(
         str(PurePath(report.script).with_name("hotlap.toml")) if is_path(report.script) else "hotlap.toml"
     )
-    run = " ".join(["hotlap run", script, *map(shlex.quote, report.arguments)])
-    return [run, f"hotlap fix --plan {plan} {script} --diff"]
+    return [f"hotlap run {script}{rest}", f"hotlap fix --plan {plan} {script} --diff"]
 
 
 def next_commands(report: ProfileReport) -> list[str]:
