@@ -150,7 +150,7 @@ def _verdict(technique: Technique, run: Run) -> Verdict:
 
 def _nothing_seen(target: Target, trial: Trial, code: int) -> str:
     if code and trial.run is None:
-        return f"{target} {trial.ending}, and took its record with it: mend that first"
+        return f"{target} ended ({trial.ending}) and took its record with it: mend that first"
     if code:
         return f"{target} ended with exit code {code} before its first training step: mend that first"
     if trial.run is None:
