@@ -103,6 +103,8 @@ def test_run_with_techniques_and_two_lines(tmp_path: Path) -> None:
         (["run", "--wrong", "train.py"], "no such option: --wrong"),
         (["explain", "warp-drive"], "no technique called 'warp-drive'"),
         (["report", "nowhere"], "nowhere"),
+        (["tune", "--report", "/proc/nowhere", "train.py"], "name another folder with --report"),
+        (["tune", "--report", "train.py/inside", "train.py"], "name another folder with --report"),
         (["run", "-m", "no.such.module"], "no module no.such.module"),
         (["check", "nowhere.py"], "nowhere.py"),
         (["fix", "--plan", "hotlap.toml", "train.py"], "hotlap tune"),

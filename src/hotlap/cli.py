@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -362,12 +363,15 @@ def _write(path: str, text: str) -> None:
 
 
 def _check_writable(folder: str, advice: str) -> None:
-    """Before minutes are spent on something that could not be written down."""
+    """Before minutes are spent on something that could not be written down. Really tried, and nothing stays."""
     place = os.path.abspath(folder)
     while not os.path.exists(place):
         place = os.path.dirname(place)
-    if not os.path.isdir(place) or not os.access(place, os.W_OK) or place.startswith(("/proc", "/sys")):
-        raise HotlapError(f"{folder} cannot be written: {advice}")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise HotlapError(f"{folder} cannot be written ({error.strerror}): {advice}") from None
 
 
 def _say(sentence: str) -> None:
