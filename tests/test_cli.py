@@ -197,7 +197,7 @@ def test_profile_json_and_exit_code(tmp_path: Path) -> None:
     assert data["steps"] == 24
     assert sum(data["shares"].values()) == pytest.approx(1)
     assert set(data["shares"]) == {"wait", "copy", "forward", "backward", "update", "sync", "other"}
-    assert any(sync["path"] == "train.py" and sync["line"] == 13 and sync["count"] == 3 for sync in data["syncs"])
+    assert data["syncs"] == []  # what is read between epochs is no step's
     assert "<html" in (tmp_path / "p.html").read_text()
     assert "epoch 2 True" in done.stdout
 

@@ -43,27 +43,44 @@ Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="files and f
 def profile(
     script: Script,
     m: Module = False,
-    steps: Annotated[int, typer.Option(help="stop after so many steps; 0 = run to the end")] = 200,
-    seconds: Annotated[float, typer.Option(help="or after so many seconds of training; 0 = no limit")] = 60.0,
+    steps: Annotated[int, typer.Option(help="time so many steps, then stop; 0 = run to the end")] = 100,
+    seconds: Annotated[float, typer.Option(help="or stop after so many seconds of training; 0 = no limit")] = 60.0,
+    warmup: Annotated[int, typer.Option(help="steps left out at first; -1 = as many as it takes")] = -1,
     json_file: Annotated[str, typer.Option("--json", help="also write the report as JSON to this file")] = "",
     html_file: Annotated[str, typer.Option("--html", help="also write the report as one HTML file")] = "",
+    trace_file: Annotated[str, typer.Option("--trace", help="also write every event, for ui.perfetto.dev")] = "",
+    compare: Annotated[str, typer.Option(help="an earlier profile's JSON to compare with")] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="no word on how far it is")] = False,
 ) -> int:
     """Run the script as it is and say where every step went."""
     from rich.console import Console
 
     from hotlap.catalogue import TECHNIQUES
+    from hotlap.measure.profile import Wishes
     from hotlap.measure.profile import profile as measured
-    from hotlap.report import terminal
-    from hotlap.report.findings import to_json
+    from hotlap.report import folder, terminal
 
-    report, code = measured(_target(script, m), TECHNIQUES, steps, seconds)
+    before = folder.read_profile(compare) if compare else None
+    for path in filter(None, (json_file, html_file, trace_file)):
+        _check_writable(os.path.dirname(path) or ".", "name another place")
+    wishes = Wishes(steps, 0.0 if steps == 0 and seconds == 60.0 else seconds, None if warmup < 0 else warmup, quiet)
+    report, code, events = measured(_target(script, m), TECHNIQUES, wishes, keep_events=bool(trace_file))
     Console().print(terminal.profile(report))
+    if before is not None:
+        from hotlap.report.compare import compare as compared
+
+        Console().print(compared(before, report))
     if json_file:
-        _write(json_file, json.dumps(to_json(report), indent=1))
+        _write(json_file, folder.render(report, "json"))
     if html_file:
         from hotlap.report import html
 
         _write(html_file, html.profile(report))
+    if trace_file:
+        from hotlap.measure.traced import traced
+        from hotlap.report.trace import trace
+
+        _write(trace_file, trace(traced(events)))
     return code
 
 

@@ -13,36 +13,25 @@ from hotlap.report.findings import (
     Kept,
     NotTried,
     ParityCheck,
-    ProfileReport,
     Rejected,
-    Sync,
     TrialTimes,
     TuneReport,
-    Verdict,
 )
 
-AWKWARD = "a_b%$#&<script>alert(1)</script>`|\\~^{}"
-
-FACTS = Facts(
-    hardware="NVIDIA H200, 16 cores of Xeon Platinum 8480C",
-    driver="570.124.06",
-    torch="2.13.0+cu129",
-    command="main.py --lr 0.1",
-    trials=34,
-    date="2026-03-14",
-    hotlap="0.1.0",
+from .profiles import (
+    AWKWARD,
+    FACTS,
+    SHARES,
+    awkward_profile,
+    cpu_profile,
+    minimal_profile,
+    profile,
+    steps,
 )
 
 
 def losses(steps: int = 240, shift: float = 0.0) -> list[float]:
     return [0.4 + 1.9 * math.exp(-i / 60) + 0.09 * math.sin(i * 1.7 + shift) * math.exp(-i / 200) for i in range(steps)]
-
-
-def steps(level: float, number: int = 48, phase: int = 0) -> list[float]:
-    """Warm-up first, then a level with a little deterministic scatter and a rare spike."""
-    warm = [level * (2.5 - 0.2 * i) for i in range(8)]
-    rest = [level * (1 + 0.012 * math.sin(1.3 * i + phase) + (0.25 if i % 31 == 30 else 0)) for i in range(number)]
-    return warm + rest
 
 
 def trials() -> list[TrialTimes]:
@@ -113,15 +102,7 @@ def tune() -> TuneReport:
         smallest_gain=1.034,
         cost_seconds=291.0,
         payback_steps=19_800,
-        shares_before={
-            "wait": 0.581,
-            "copy": 0.009,
-            "forward": 0.112,
-            "backward": 0.214,
-            "update": 0.041,
-            "sync": 0.031,
-            "other": 0.012,
-        },
+        shares_before=SHARES,
         shares_after={
             "wait": 0.038,
             "copy": 0.019,
@@ -188,63 +169,6 @@ def awkward_tune() -> TuneReport:
     )
 
 
-def profile() -> ProfileReport:
-    return ProfileReport(
-        script="main.py",
-        steps=391,
-        step_seconds=0.01902,
-        shares=tune().shares_before,
-        cpu_busy=3.4,
-        device_busy=0.39,
-        syncs=[Sync("main.py", 104, 391, 0.221), Sync("main.py", 106, 782, 0.011), Sync("utils.py", 43, 12, 0.0007)],
-        memory={
-            "peak": 2.61 * 2**30,
-            "parameters": 42.6 * 2**20,
-            "optimizer": 42.6 * 2**20,
-            "activations": 2.2 * 2**30,
-        },
-        layers=[
-            {"name": "layer4", "kind": "Sequential", "seconds": 0.0021, "share": 0.34, "parameters": 8_393_728},
-            {"name": "layer1", "kind": "Sequential", "seconds": 0.0017, "share": 0.27, "parameters": 147_968},
-            {"name": "linear", "kind": "Linear", "seconds": 0.00004, "share": 0.006, "parameters": 5_130},
-        ],
-        device="NVIDIA H200",
-        torch="2.13.0+cu129",
-        evaluation_seconds=1.61,
-        verdicts=[
-            Verdict("loader-workers", "could help", 0.581, "two workers feed a step that needs about six"),
-            Verdict("low-precision", "could help", 0.24, "the model computes in float32 on a chip with bfloat16 units"),
-            Verdict("compiled-model", "could help", 0.21, "two hundred small kernels a step"),
-            Verdict("fused-optimizer", "could help", 0.03, "62 parameter tensors updated one after another"),
-            Verdict("pinned-loader", "in use", 0.0, "pin_memory=True"),
-            Verdict("attention-kernel", "cannot help", 0.0, "no attention in this model"),
-            Verdict("blocking-copies", "cannot help", 0.009, "copying takes 0.9 % of a step"),
-        ],
-        facts=replace(FACTS, trials=1),
-        ending="stopped after 391 steps",
-        caveats=["the first epoch only; later epochs may read from the page cache"],
-        step_times=steps(0.01902, 383),
-    )
-
-
-def minimal_profile() -> ProfileReport:
-    nothing = Facts("", "", "", "", 0, "", "")
-    return ProfileReport("x.py", 0, 0.0, {}, 0.0, None, [], {}, [], "cpu", "", 0.0, [], nothing, "finished")
-
-
-def awkward_profile() -> ProfileReport:
-    return replace(
-        profile(),
-        script=AWKWARD,
-        syncs=[Sync(AWKWARD, 1, 1, math.nan)],
-        memory={AWKWARD: 12.0},
-        layers=[{AWKWARD: AWKWARD, "seconds": 1.0}, {"other": None}],
-        verdicts=[Verdict(AWKWARD, "could help", 1.0, AWKWARD), Verdict(AWKWARD, "cannot help", 0.0, AWKWARD)],
-        caveats=[AWKWARD],
-        step_times=[*steps(0.01), math.nan],
-    )
-
-
 TUNES = {
     "rich": tune,
     "nothing kept": nothing_kept,
@@ -252,7 +176,7 @@ TUNES = {
     "minimal": minimal_tune,
     "awkward": awkward_tune,
 }
-PROFILES = {"rich": profile, "minimal": minimal_profile, "awkward": awkward_profile}
+PROFILES = {"rich": profile, "cpu": cpu_profile, "minimal": minimal_profile, "awkward": awkward_profile}
 
 
 def findings() -> list[Finding]:

@@ -34,28 +34,120 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
 @pytest.mark.parametrize("name", PAGES)
-def test_the_page_lies_well_at_both_widths(name: str, browser: Any, tmp_path: Path) -> None:
+def test_the_page_lies_well(name: str, width: int, scheme: str, browser: Any, tmp_path: Path) -> None:
     render, make = PAGES[name]
     path = tmp_path / "report.html"
     path.write_text(render(make()), encoding="utf-8")  # type: ignore[operator]
-    for width in (1280, 390):
-        page = browser.new_page(viewport={"width": width, "height": 844})
-        asked: list[str] = []
-        page.on("request", lambda request, asked=asked: asked.append(request.url))
-        page.goto(path.as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        boxes = [one.bounding_box() for one in page.query_selector_all("header, section, footer")]
-        assert boxes
-        for above, below in itertools.pairwise(boxes):
-            assert below["y"] >= above["y"] + above["height"] - 1
-        for chart in page.query_selector_all("svg.chart"):
-            box = chart.bounding_box()
-            assert box["width"] > 250
-            assert box["height"] > 50
-            assert box["x"] + box["width"] <= width
-        assert asked == [path.as_uri()]
-        page.close()
+    page, asked, errors = opened(browser, path, width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert overlaps(page, "header, section, footer") == []
+    for part in page.query_selector_all("section, .pair"):
+        children = [one.bounding_box() for one in part.query_selector_all(":scope > *")]
+        assert crossing([box for box in children if box]) == []
+    for box in (one.bounding_box() for one in page.query_selector_all("main *:not(.scroll *):not(svg *)")):
+        assert box is None or box["x"] + box["width"] <= width
+    check_charts(page, width)
+    assert page.evaluate(CONTRAST) > 4.5
+    assert asked == [path.as_uri()]
+    assert errors == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_a_wide_table_scrolls_in_its_own_box(width: int, browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(html.profile(samples.awkward_profile()), encoding="utf-8")
+    page, _, _ = opened(browser, path, width, "light")
+    box = page.query_selector("#layers .scroll:has(table.wide)")
+    inner, outer = page.evaluate("box => [box.scrollWidth, box.clientWidth]", box)
+    assert inner > outer
+    assert outer <= width
+    page.close()
+
+
+def test_a_profile_has_its_charts_and_bars(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(html.profile(samples.profile()), encoding="utf-8")
+    page, _, _ = opened(browser, path, 375, "dark")
+    assert len(page.query_selector_all("svg.chart")) == 3
+    bars = page.query_selector_all(".stack .bar")
+    boxes = [bar.bounding_box() for bar in bars]
+    whole = page.query_selector(".stack").bounding_box()
+    assert sum(box["width"] for box in boxes) == pytest.approx(whole["width"], abs=10)
+    assert len({page.evaluate("bar => getComputedStyle(bar).backgroundColor", bar) for bar in bars}) == len(bars)
+    page.close()
+
+
+def test_the_checks_see_what_is_wrong(browser: Any, tmp_path: Path) -> None:
+    """Planted mistakes: too wide, on top of one another, an empty chart, an error."""
+    path = tmp_path / "bad.html"
+    path.write_text(
+        "<body style='margin:0'><section style='height:90px;width:900px'>a</section>"
+        "<section style='margin-top:-40px'>b</section><svg class='chart' width='300' height='99'></svg>"
+        "<script>console.error('no')</script>"
+    )
+    page, _, errors = opened(browser, path, 375, "light")
+    assert page.evaluate("document.documentElement.scrollWidth") > 375
+    assert overlaps(page, "section") != []
+    with pytest.raises(AssertionError):
+        check_charts(page, 375)
+    assert errors == ["no"]
+    page.close()
+
+
+CONTRAST = """(() => {
+    const light = text => {
+        const parts = text.match(/[0-9.]+/g).slice(0, 3).map(one => one / 255);
+        const linear = parts.map(one => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+    };
+    const paper = light(getComputedStyle(document.body).backgroundColor);
+    const texts = [...document.querySelectorAll("p, li, td, th, h1, h2, dd, dt")];
+    const inks = texts.map(one => light(getComputedStyle(one).color));
+    return Math.min(...inks.map(ink => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)));
+})()"""
+
+
+def opened(browser: Any, path: Path, width: int, scheme: str) -> tuple[Any, list[str], list[str]]:
+    """A page, and what it asked for and complained about."""
+    page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    asked: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(path.as_uri())
+    return page, asked, errors
+
+
+def overlaps(page: Any, selector: str) -> list[Any]:
+    boxes = [one.bounding_box() for one in page.query_selector_all(selector)]
+    assert boxes
+    return [(a, b) for a, b in itertools.pairwise(boxes) if b["y"] < a["y"] + a["height"] - 1]
+
+
+def crossing(boxes: list[dict[str, float]]) -> list[Any]:
+    """Boxes that cover one another by more than a pixel."""
+
+    def shared(one: dict[str, float], other: dict[str, float], start: str, size: str) -> float:
+        return min(one[start] + one[size], other[start] + other[size]) - max(one[start], other[start])
+
+    pairs = itertools.combinations(boxes, 2)
+    return [(a, b) for a, b in pairs if shared(a, b, "x", "width") > 1 and shared(a, b, "y", "height") > 1]
+
+
+def check_charts(page: Any, width: int) -> None:
+    """Every chart has a size, lies inside the page, and has something drawn between its axes."""
+    for chart in page.query_selector_all("svg.chart"):
+        box = chart.bounding_box()
+        assert box["width"] > 250
+        assert box["height"] > 50
+        assert box["x"] + box["width"] <= width
+        assert len(chart.query_selector_all("path, use, rect")) > 5
+        assert len(chart.query_selector_all("text")) > 2
 
 
 def test_charts_take_the_colour_of_a_dark_page(browser: Any, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from hotlap.report import charts
+from hotlap.report import charts, charts_profile
 
 from . import samples
 
@@ -23,10 +24,54 @@ def test_only_charts_with_data_are_drawn(name: str) -> None:
     assert set(charts.svgs(samples.TUNES[name]())) == expected
 
 
+@pytest.mark.parametrize("name", samples.PROFILES)
+@pytest.mark.filterwarnings("error")
+def test_only_charts_of_a_profile_with_data_are_drawn(name: str) -> None:
+    expected = {"minimal": set(), "cpu": {"steps", "parts"}}.get(name, {"steps", "parts", "roofline"})
+    assert set(charts.svgs(samples.PROFILES[name]())) == expected
+
+
+def test_the_roof_needs_measured_peaks_and_a_layer_under_it() -> None:
+    report = samples.profile()
+    assert "roofline" in charts.present(report)
+    for without in (
+        replace(report, peak_flops={}),
+        replace(report, peak_bandwidth=0.0),
+        replace(report, peak_bandwidth=math.nan),
+        replace(report, layers=[]),
+        replace(report, layers=[replace(one, flops=0.0) for one in report.layers]),
+    ):
+        assert "roofline" not in charts.present(without)
+
+
+def test_the_roof_carries_its_figures_and_readable_ticks() -> None:
+    drawn = charts.svgs(samples.profile())["roofline"]
+    for said in ("bfloat16 712 TFLOP/s", "float32 51.0 TFLOP/s", ">1 T<", ">100<"):
+        assert said in drawn
+    assert "mathdefault" not in drawn
+
+
+def test_thinned_parts_still_add_up() -> None:
+    rows = [[float(k), 1.0, 0.0] for k in range(1000)]
+    found = charts_profile._bins(rows)
+    assert len(found) == charts_profile.MOST_BINS
+    assert sum(row[0] for row in found) / len(found) == pytest.approx(499.5)
+    assert all(row[1:] == [1.0, 0.0] for row in found)
+    assert charts_profile._bins(rows[:3]) == rows[:3]
+    assert charts_profile._bins([]) == []
+
+
+def test_long_profiles_and_hundreds_of_layers_stay_small() -> None:
+    report = samples.awkward_profile()
+    report = replace(report, step_times=samples.steps(0.01, 50_000), step_parts=report.step_parts * 500)
+    assert sum(map(len, charts.svgs(report).values())) < 200_000
+
+
 def test_the_same_report_gives_the_same_bytes_in_another_process() -> None:
     program = (
         "import hashlib; from report import samples; from hotlap.report import charts;"
-        "found = [*charts.svgs(samples.tune()).values(), *charts.pdfs(samples.tune()).values()];"
+        "made = [samples.tune(), samples.profile()];"
+        "found = [text for one in made for text in (*charts.svgs(one).values(), *charts.pdfs(one).values())];"
         "print(hashlib.sha256(repr(found).encode()).hexdigest())"
     )
     here = str(__file__).rsplit("/report/", 1)[0]
@@ -36,7 +81,7 @@ def test_the_same_report_gives_the_same_bytes_in_another_process() -> None:
 
 
 def test_svg_is_well_formed_text_in_the_colour_of_the_page() -> None:
-    found = charts.svgs(samples.awkward_tune())
+    found = charts.svgs(samples.awkward_tune()) | charts.svgs(samples.awkward_profile())
     for svg in found.values():
         ElementTree.fromstring(svg)
         assert "currentColor" in svg

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class Reader(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
             assert self.open.pop() == tag
+        self.text += " " if tag in ("td", "th") else ""
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -78,6 +80,9 @@ def test_a_profile_page_is_well_formed_and_alone(name: str) -> None:
     reader = read(page)
     assert "script" not in reader.tags
     assert reader.links == []
+    assert not re.search(r"url\((?!#)|@import|xlink:href=\"(?!#)", page)
+    # the names of two XML vocabularies are the only addresses
+    assert set(re.findall(r"\w+://[^\"\s<]+", page)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
 
 def test_names_stay_text_in_a_page() -> None:
@@ -91,6 +96,76 @@ def test_a_page_says_what_was_found() -> None:
         assert words in said
     assert "Nothing helps here" in read(html.tune(samples.nothing_kept())).text
     assert "Not confirmed" in read(html.tune(samples.not_confirmed())).text
+
+
+def test_a_profile_page_says_what_was_found() -> None:
+    reader = read(html.profile(samples.profile()))
+    said = " ".join(reader.text.split())
+    for words in (
+        "19.0 ms a step, bound by data",
+        "No kernel ran for 61 % of a step",
+        "main.py:104 565 us every step item 221 ms",
+        "main.py:131 \N{EN DASH} evaluation only item",
+        "decode 25.1 ms 61 % main.py:31",
+        "About 6 workers would keep up; the script has 2 workers.",
+        "Growing: 1.6 MiB a step at main.py:112",
+        "a batch of about 6,400 fits",
+        "activations 2.2 GiB 84 %",
+        "bfloat16 712 TFLOP/s",
+        "1 layer1.0.conv0 Conv2d 17 % 367 us 733 us 2.79 GFLOP 310 62 % compute 10 outputs: not a multiple of 8",
+        "41 shapes: the model is compiled anew for each",
+        "aux.weight parameter 5,120",
+        "hotlap tune main.py --lr 0.1",
+        "1.61 s in 2 passes",
+    ):
+        assert words in said
+    sections = re.findall(r'<section id="(\w+)"', html.profile(samples.profile()))
+    assert sections == ["step", "bound", "verdicts", "syncs", "data", "memory", "layers", "inputs", "unused", "facts"]
+
+
+def test_a_profile_page_has_no_section_without_content() -> None:
+    assert re.findall(r'<section id="(\w+)"', html.profile(samples.minimal_profile())) == ["facts"]
+    assert "of roof" not in read(html.profile(samples.cpu_profile())).text
+
+
+def test_hundreds_of_layers_are_cut_and_counted() -> None:
+    page = html.profile(samples.awkward_profile())
+    assert "242 faster ones are in the JSON" in page
+    table = page[page.index('<table class="wide">') :]
+    assert table[: table.index("</table>")].count("<tr>") == 1 + html.MOST_LAYERS
+
+
+def test_bars_have_finite_widths() -> None:
+    for make in samples.PROFILES.values():
+        widths = [float(width) for width in re.findall(r'style="width: ([^%]*)%"', html.profile(make()))]
+        assert all(0 <= width <= 100 for width in widths)  # nan is not
+    assert widths
+
+
+PROFILE_PARTS = ["Where the step goes", "How a batch is made", "Memory", "Layers", "What could help"]
+
+
+@pytest.mark.parametrize("name", ["rich", "cpu", "awkward"])
+def test_markdown_and_latex_of_a_profile_have_the_same_parts(name: str) -> None:
+    report = samples.PROFILES[name]()
+    parts = [*PROFILE_PARTS, "Implementation details", "Figures"]
+    assert re.findall(r"^## (.*)$", markdown.profile(report), re.MULTILINE) == parts
+    assert re.findall(r"\\section\{(.*)\}", latex.profile(report)) == parts
+
+
+def test_markdown_of_a_profile_says_what_was_found() -> None:
+    text = markdown.profile(samples.profile())
+    for said in (
+        "19.0 ms a step, bound by data; 391 steps, 8 of them warm-up",
+        "| wait | 11.1 ms | 58 % | 0.0 ms | 0 % |",
+        "| `main.py:104` | item | every step | 565 us |",
+        "| decode | 25.1 ms | 61 % | `main.py:31` |",
+        "Growing: 1.6 MiB a step at main.py:112",
+        "The slowest 15 of 24 layers",
+        "Input mask: 41 shapes",
+    ):
+        assert said in text
+    assert "main.py:131" not in text
 
 
 @pytest.mark.parametrize("name", samples.TUNES)
@@ -112,14 +187,16 @@ def test_markdown_is_honest_about_what_is_not_known() -> None:
     assert "none is claimed" in markdown.tune(samples.nothing_kept())
 
 
-def test_names_stay_text_in_markdown() -> None:
-    text = markdown.tune(samples.awkward_tune())
+@pytest.mark.parametrize("text", [markdown.tune(samples.awkward_tune()), markdown.profile(samples.awkward_profile())])
+def test_names_stay_text_in_markdown(text: str) -> None:
     outside_code = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text.replace("\\`", ""))
     assert "<script" not in outside_code
     rows = [line for line in text.splitlines() if line.startswith("|")]
     for row, after in itertools.pairwise(rows):
         if set(after) <= set("| -:"):
             assert len(re.findall(r"(?<!\\)\|", row)) == len(re.findall(r"\|", after))
+    if "two lines of" not in text:
+        return
     # the rejected row, with its two lines of reason, is one row of three cells
     (reason,) = (row for row in rows if "two lines of" in row)
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", reason)) == 4
@@ -131,14 +208,15 @@ def test_names_stay_text_in_latex() -> None:
     assert not re.search(r"(?<!\\)#", body)
     assert not re.search(r"(?<!\\)_", body)
     assert r"\textless{}script\textgreater{}" in body
-    assert "[U+8BAD]" in body
+    assert "{[}U+8BAD]" in body
     assert latex.escaped("--x -> a_b") == r"-{}-{}x -{}\textgreater{} a\_b"
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+@pytest.mark.parametrize("kind", [samples.TUNES, samples.PROFILES], ids=["tune", "profile"])
 @pytest.mark.parametrize("name", ["rich", "awkward"])
-def test_latex_compiles(name: str, tmp_path: Path) -> None:
-    folder.write(samples.TUNES[name](), tmp_path)
+def test_latex_compiles(name: str, kind: dict[str, Callable[[], folder.AnyReport]], tmp_path: Path) -> None:
+    folder.write(kind[name](), tmp_path)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]

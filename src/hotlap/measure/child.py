@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from hotlap.measure.order import Order
 from hotlap.measure.witness import Witness
 from hotlap.observe.attach import Attached
 from hotlap.observe.launch import Stopped, Target, execute
 from hotlap.observe.patch import Patch
+from hotlap.observe.scrutiny import Scrutiny
 from hotlap.observe.watch import Watch
 from hotlap.records import from_json, to_json
 from hotlap.technique import Choice
@@ -23,23 +26,31 @@ from hotlap.technique import Choice
 _QUIET = {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "COMET_MODE": "disabled", "NEPTUNE_MODE": "offline"}
 _QUIET |= {"MLFLOW_TRACKING_URI": "file:///tmp/mlruns", "TQDM_MININTERVAL": "5"}
 _PROGRESS_SECONDS = 0.2
+_NOTED_AT, _NOTED_SECONDS = (1, 2, 4, 8, 16, 32, 64, 128), 10.0
+_LOOK_AFTER = 100  # steps, where the script runs to its end
 
 
 class Recorder:
     """Follows one trial from launch to its record. The record is written once, by rename, so a reader never sees
-    half of it; progress is a small file of its own."""
+    half of it; progress is a small file of its own. The user's own run also leaves word now and then, for the case that
+    it is killed: the events themselves lie in the folder anyway."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.attached: Attached | None = None
         self.witness: Witness | None = None
-        self._first_step = self._told = 0.0
+        self.scrutiny: Scrutiny | None = None
+        self._first_step = self._told = self._noted = 0.0
+        self._look_is_over = False
         self.enough = False
 
     def watch(self, patch: Patch) -> Watch:
-        watch = Watch(patch, on_step=self.stepped, waits=self.order.waits)
-        if self.order.parity:
-            self.witness = Witness(patch, self.order.parity_folder, self.order.parity, self.order.seed)
+        order = self.order
+        watch = Watch(patch, self.stepped, order.closely, order.folder if order.real else "")
+        if order.closely:
+            self.scrutiny = Scrutiny(patch, watch, order.folder)
+        if order.parity:
+            self.witness = Witness(patch, order.parity_folder, order.parity, order.seed)
         return watch
 
     def stepped(self, count: int) -> None:
@@ -50,24 +61,51 @@ class Recorder:
         if now - self._told > _PROGRESS_SECONDS:
             self._told = now
             self._put("progress", str(count))
-        order = self.order
-        trained = now - self._first_step
-        long_enough = order.seconds and count >= order.steps_at_least and trained > order.seconds
-        too_long = order.seconds_at_most and trained > order.seconds_at_most
-        if (order.steps and count >= order.steps) or long_enough or too_long:
+        if self.order.real and (count in _NOTED_AT or now - self._noted > _NOTED_SECONDS):
+            self._noted = now
+            self._note()
+        if self.scrutiny is not None:
+            self.scrutiny.step(count)
+        if self._is_enough(count, now - self._first_step) and not self._is_looking():
             self.write("enough")
-            if not order.real:
+            if not self.order.real:
                 os._exit(0)
             self.enough = True
             self._put("stopping", "")
             raise Stopped
 
+    def _is_enough(self, count: int, trained: float) -> bool:
+        """Whether the timed steps are done; a run to its end gets its closer look on the way."""
+        order = self.order
+        long_enough = order.seconds and count >= order.steps_at_least and trained > order.seconds
+        too_long = order.seconds_at_most and trained > order.seconds_at_most
+        if self.scrutiny is not None and not order.steps and not order.seconds and count >= _LOOK_AFTER:
+            self._is_looking()
+        return bool((order.steps and count >= order.steps) or long_enough or too_long)
+
+    def _is_looking(self) -> bool:
+        """The closer look, in steps of its own after the timed ones: begins with the first call."""
+        if self.scrutiny is None or self._look_is_over:
+            return False
+        self._look_is_over = not self.scrutiny.next()
+        if self._look_is_over and self.order.real:
+            self._note()
+        return not self._look_is_over
+
     def write(self, ending: str) -> None:
         run: dict[str, Any] | None = None
         if self.attached is not None and self.attached.watch is not None:
-            run = to_json(self.attached.watch.record(self.attached.withdrawn))
+            record = self.attached.watch.record(self.attached.withdrawn)
+            run = to_json(self.scrutiny.added_to(record, is_over=True) if self.scrutiny is not None else record)
         data = {"ending": ending, "run": run, "parity": self.witness.evidence() if self.witness else None}
         self._put("record.json", json.dumps(data))
+
+    def _note(self) -> None:
+        assert self.attached is not None and self.attached.watch is not None
+        snapshot = self.attached.watch.snapshot(self.attached.withdrawn)
+        if self.scrutiny is not None:
+            snapshot = dataclasses.replace(snapshot, run=self.scrutiny.added_to(snapshot.run, is_over=False))
+        self._put("so-far.json", json.dumps(to_json(snapshot)))
 
     def _put(self, name: str, text: str) -> None:
         path = os.path.join(self.order.folder, name)
@@ -103,6 +141,7 @@ def run_for_real(order: Order) -> None:
     """The user's own run, watched: it leaves as the script leaves."""
     recorder = Recorder(order)
     _attach(recorder)
+    _before_leaving(recorder)
     ending = "finished"
     try:
         execute(_target(order))
@@ -114,6 +153,19 @@ def run_for_real(order: Order) -> None:
     finally:
         if not recorder.enough:
             recorder.write(ending)
+
+
+def _before_leaving(recorder: Recorder) -> None:
+    """`os._exit` in the script's own process skips all that comes after: the record is written first."""
+    own, leave = os.getpid(), os._exit
+
+    @functools.wraps(leave)
+    def _exit(status: int) -> NoReturn:
+        if os.getpid() == own and not recorder.enough:
+            recorder.write(f"left by os._exit({status})")
+        leave(status)
+
+    os._exit = _exit
 
 
 def _attach(recorder: Recorder) -> None:

@@ -24,7 +24,7 @@ class Order:
     protected: bool = True
     allow_network: bool = False
     watched: bool = True
-    waits: bool = False  # also watch host syncs and copies
+    closely: bool = False  # also watch host syncs, copies, how batches are made, layers and memory
     parity: str | None = None  # "reference" stores forced steps, "candidate" is held against them
     parity_folder: str = ""
     seed: int = 0

@@ -3,6 +3,8 @@ that a crash or Ctrl-C in the script still leaves a report."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -13,29 +15,50 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 from hotlap.errors import HotlapError
 from hotlap.measure.bench import is_disturbed
+from hotlap.measure.bound import bound
 from hotlap.measure.candidates import Candidate, consider
 from hotlap.measure.caveats import Caveat
+from hotlap.measure.feeding import feeding
 from hotlap.measure.order import Order
 from hotlap.measure.pace import pace
+from hotlap.measure.scrutinised import growth, inputs, layers, memory
 from hotlap.measure.trial import Trial, read_trial
 from hotlap.measure.tune import facts
+from hotlap.observe.anatomy import Event
+from hotlap.observe.feeding import feed_facts
 from hotlap.observe.launch import Target
+from hotlap.observe.ledger import read_events
 from hotlap.observe.machine import load_nvml
-from hotlap.observe.run import Run
+from hotlap.observe.memory import batch_that_fits, trend
+from hotlap.observe.run import LookFacts, Run, shares
 from hotlap.records import to_json
-from hotlap.report.findings import ProfileReport, Sync, Verdict
+from hotlap.report import figures
+from hotlap.report.findings import ProfileReport, Sync, Unused, Verdict
 from hotlap.technique import Technique
 
 _GRACE_SECONDS = 10.0  # for a script that swallows being stopped
+_TOLD_SECONDS = 10.0  # between two words on how far it is
 
 
-def profile(target: Target, techniques: Sequence[Technique], steps: int, seconds: float) -> tuple[ProfileReport, int]:
-    """The report, and the exit code the script would have had."""
+@dataclass(frozen=True)
+class Wishes:
+    steps: int  # to time; 0 = to the script's end
+    seconds: float  # of training, after which the timed steps are done anyway; 0 = no such limit
+    warmup: int | None = None  # steps left out; None = as many as it takes, found from their times
+    quiet: bool = False
+
+
+def profile(
+    target: Target, techniques: Sequence[Technique], wishes: Wishes, keep_events: bool = False
+) -> tuple[ProfileReport, int, list[Event]]:
+    """The report, the exit code the script would have had, and the raw events where they are wanted."""
     target.check()
     folder = tempfile.mkdtemp(prefix="hotlap-profile-")
     try:
@@ -44,23 +67,27 @@ def profile(target: Target, techniques: Sequence[Technique], steps: int, seconds
             arguments=list(target.arguments),
             is_module=target.is_module,
             cwd=os.getcwd(),
-            steps=steps,
-            seconds=seconds,
+            steps=wishes.steps and wishes.steps + (wishes.warmup or 0),
+            seconds=wishes.seconds,
             folder=folder,
             protected=False,
             real=True,
-            waits=True,
+            closely=True,
         )
-        busy, code = _run(order)
+        busy, code = _run(order, wishes.quiet)
         trial = read_trial(folder, {"status": code}, 0.0)
+        run = trial.run
+        if run is None or not run.step_seconds:
+            raise HotlapError(_nothing_seen(target, trial, code))
+        trained_on = {loader.dataset_id for loader in run.loaders if loader.trains}
+        run = _with_short_paths(dataclasses.replace(run, feed=feed_facts(folder, trained_on)))
+        events = read_events(os.path.join(folder, "events")) if keep_events else []
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if trial.run is None or not trial.run.step_seconds:
-        raise HotlapError(_nothing_seen(target, trial, code))
-    return _report(target, trial.run, trial, busy, techniques), code
+    return _report(target, run, trial, busy, techniques, wishes), code, events
 
 
-def _run(order: Order) -> tuple[float | None, int]:
+def _run(order: Order, quiet: bool) -> tuple[float | None, int]:
     command = [sys.executable, "-m", "hotlap.measure.child", json.dumps(to_json(order))]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the script's; we stay for its report
     try:
@@ -70,8 +97,10 @@ def _run(order: Order) -> tuple[float | None, int]:
         sampler = threading.Thread(target=_sample_device, args=(samples, watching), daemon=True)
         sampler.start()
         stopped_at: float | None = None
+        progress = _Progress(order, quiet)
         while child.poll() is None:
             time.sleep(0.05)
+            progress.look()
             if stopped_at is None and os.path.exists(os.path.join(order.folder, "stopping")):
                 stopped_at = time.monotonic()
             if stopped_at is not None and time.monotonic() - stopped_at > _GRACE_SECONDS:
@@ -107,44 +136,125 @@ def _sample_device(samples: list[float], done: threading.Event) -> None:
         return
 
 
+class _Progress:
+    """A line to stderr now and then: the terminal is the script's own, so nothing is drawn over its output."""
+
+    def __init__(self, order: Order, quiet: bool) -> None:
+        self._order, self._quiet = order, quiet
+        self._told_at, self._told = time.monotonic(), 0
+        wanted = f"{order.steps} steps" if order.steps else "all its steps"
+        limit = f", {order.seconds:.0f} s of training at most" if order.seconds else ""
+        self._say(f"watching {wanted} of {order.name}{limit}, then a closer look in a few more")
+
+    def look(self) -> None:
+        if self._quiet or time.monotonic() - self._told_at < _TOLD_SECONDS:
+            return
+        self._told_at = time.monotonic()
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(self._order.folder, "progress")) as file:
+            count = int(file.read())
+            if count != self._told:
+                self._told = count
+                self._say(f"{count} of {self._order.steps} steps" if self._order.steps else f"{count} steps")
+
+    def _say(self, words: str) -> None:
+        if not self._quiet:
+            print(f"hotlap: {words}", file=sys.stderr, flush=True)
+
+
 def _report(
-    target: Target, run: Run, trial: Trial, device_busy: float | None, techniques: Sequence[Technique]
+    target: Target,
+    run: Run,
+    trial: Trial,
+    device_busy: float | None,
+    techniques: Sequence[Technique],
+    wishes: Wishes,
 ) -> ProfileReport:
-    shown = [Sync(_relative(s.path), s.line, s.count, s.seconds) for s in run.syncs]
+    timed = _after(run, wishes.warmup) if wishes.warmup and wishes.warmup < len(run.step_seconds) else run
+    found = pace(timed)
+    warmup = len(run.step_seconds) - len(timed.step_seconds) + (0 if wishes.warmup is not None else found.warmup_steps)
+    step, look = found.level, run.look
+    kernel_seconds = sum(look.device_seconds.values())
+    batch = run.feed.batch_samples or max((one.batch_size or 0 for one in run.loaders if one.trains), default=0)
     return ProfileReport(
         script=str(target),
+        arguments=list(target.arguments),
         steps=len(run.step_seconds),
-        step_seconds=pace(run).level,
-        shares=run.shares,
+        step_seconds=step,
+        warmup_steps=warmup,
+        shares=shares(run.step_parts[warmup:]),
+        device_shares=shares(run.device_parts[warmup:]) if len(run.device_parts) > warmup else None,
         cpu_busy=run.cpu_seconds / max(run.wall_seconds, 1e-9),
         device_busy=device_busy if run.device == "cuda" else None,
-        syncs=sorted(shown, key=lambda sync: -sync.seconds)[:20],
-        memory={"peak": float(run.peak_bytes), "parameters": float(run.parameter_bytes)},
-        layers=[
-            {"root": root.kind, "layer": name, "count": count}
-            for root in run.roots
-            for name, count in root.layers.items()
-        ],
+        device_idle=max(0.0, 1 - kernel_seconds / step) if kernel_seconds and step else None,
+        bound=bound(run, step),
+        syncs=sorted(_syncs(run), key=lambda sync: -sync.seconds)[:20],
+        feeding=feeding(run, step),
+        memory=memory(run.memory, run.device),
+        growth=growth(run.memory, trend(run.memory.levels)),
+        batch_that_fits=batch_that_fits(run.memory, batch) if run.device != "cpu" else None,
+        layers=layers(look),
+        unused=[Unused(one.name, one.kind, one.elements) for one in look.unused],
+        remarks=look.remarks,
+        inputs=inputs(look),
+        peak_flops=look.peak_flops,
+        peak_bandwidth=look.peak_bandwidth,
+        look=_look(look),
         device=run.device,
         torch=run.torch,
         evaluation_seconds=run.evaluation_seconds,
+        evaluation_passes=run.evaluation_passes,
+        evaluation_shares=shares([run.evaluation_parts]) if run.evaluation_parts else {},
         verdicts=[_verdict(technique, run) for technique in techniques],
         facts=facts(target, 1, "profile"),
         ending=trial.ending,
         caveats=[Caveat.DISTURBED.text()] if is_disturbed(run) else [],
         step_times=run.step_seconds,
+        step_parts=run.step_parts,
     )
 
 
+def _after(run: Run, warmup: int) -> Run:
+    """The run without its first steps."""
+    starts = [number - warmup for number in run.epoch_starts if number >= warmup]
+    return dataclasses.replace(run, step_seconds=run.step_seconds[warmup:], epoch_starts=starts)
+
+
+def _syncs(run: Run) -> list[Sync]:
+    return [
+        Sync(one.path, one.line, one.count, one.seconds, one.kind, one.steps, one.evaluation_count) for one in run.syncs
+    ]
+
+
+def _with_short_paths(run: Run) -> Run:
+    """Files of the folder we stand in are named as one would name them here."""
+
+    def short(places: list[Any]) -> list[Any]:
+        return [dataclasses.replace(one, path=_relative(one.path)) for one in places]
+
+    feed = dataclasses.replace(run.feed, makings=short(run.feed.makings))
+    memory = dataclasses.replace(run.memory, growth=short(run.memory.growth))
+    return dataclasses.replace(run, syncs=short(run.syncs), feed=feed, memory=memory)
+
+
+def _look(look: LookFacts) -> str:
+    if look.skipped:
+        return f"no closer look: {look.skipped}"
+    if not look.steps:
+        return "no closer look: the script ended before it; fewer --steps leave room for it"
+    return f"a closer look at {look.steps} further steps"
+
+
 def _relative(path: str) -> str:
-    inside = os.path.relpath(path)
+    inside = os.path.relpath(path) if path else ""
     return path if inside.startswith("..") else inside
 
 
 def _verdict(technique: Technique, run: Run) -> Verdict:
     judged = consider(technique, run)
     if isinstance(judged, Candidate):
-        return Verdict(technique.id, "could help", judged.most, f"saves from {' and '.join(technique.family.shares)}")
+        names = technique.family.shares
+        part = figures.percent(run.share(*names))
+        return Verdict(technique.id, "could help", judged.most, f"{' and '.join(names)}: {part} of a step")
     return Verdict(technique.id, "in use" if judged.in_use else "cannot help", 0.0, judged.reason)
 
 

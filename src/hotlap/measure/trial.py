@@ -21,6 +21,8 @@ import psutil
 
 from hotlap.errors import HotlapError
 from hotlap.measure.order import Order
+from hotlap.observe.ledger import read_events
+from hotlap.observe.record import Snapshot, complete
 from hotlap.observe.run import Run
 from hotlap.records import from_json, to_json
 
@@ -161,4 +163,11 @@ def read_trial(folder: str, answer: dict[str, Any], seconds: float) -> Trial:
         ending = f"could not be set up: {log.strip().split(chr(10))[-1][:200]}"
     else:
         ending = f"left with exit code {status} before it was done"
-    return Trial(ending, None, None, seconds, log)
+    return Trial(ending, _so_far(folder), None, seconds, log)
+
+
+def _so_far(folder: str) -> Run | None:
+    """What a process that was killed had seen by then."""
+    text = _text(folder, "so-far.json")
+    events = read_events(os.path.join(folder, "events"))
+    return complete(from_json(Snapshot, json.loads(text)), events) if text and events else None

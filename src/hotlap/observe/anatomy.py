@@ -1,7 +1,8 @@
 """From raw events to steps and their shares: pure functions over a list of intervals on the host's clock.
 
 A step is one trip round the training loop: from one draw of a training loader to the next. Without a loader it is one
-full cycle of optimizer updates. Evaluation (a loader whose batches are never followed by a backward) is cut out."""
+full cycle of optimizer updates. Evaluation (a loader whose batches are never followed by a backward) is cut out, and
+so is what hotlap itself took."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 from hotlap.observe.run import SHARES
 
-DRAW, END, FORWARD, BACKWARD, UPDATE, COPY, SYNC, STARTED, JUDGED = range(9)  # JUDGED: a forward without training
+DRAW, END, FORWARD, BACKWARD, UPDATE, COPY, SYNC, STARTED, JUDGED, OWN, LOOK = range(11)
+# JUDGED: a forward without training; OWN: hotlap at work between two steps; LOOK: steps under a closer look
 _SHARE_OF = {DRAW: "wait", END: "wait", FORWARD: "forward", JUDGED: "forward", BACKWARD: "backward", UPDATE: "update"}
 _SHARE_OF |= {COPY: "copy", SYNC: "sync", STARTED: "wait"}
 _TRAINS = (BACKWARD, UPDATE)
@@ -23,22 +25,37 @@ class Event(NamedTuple):
     key: int  # which loader, root or optimizer
     start: float
     end: float
-    device_time: float | None = None  # when the device got there, for draws
+    device_start: float | None = None  # when the device got to its start and to its end, where that was marked
+    device_end: float | None = None
 
 
 @dataclass(frozen=True)
 class Step:
     start: float
+    end: float
     seconds: float
     parts: tuple[float, ...]  # in the order of SHARES
     starts_epoch: bool = False
+    device_parts: tuple[float, ...] = ()  # the same by the device's clock
 
 
 @dataclass(frozen=True)
 class Anatomy:
     steps: list[Step]
-    evaluation_seconds: float
+    evaluations: list[tuple[float, float]]
+    evaluation_parts: tuple[float, ...]  # seconds in all, in the order of SHARES
     training_loaders: frozenset[int]
+
+    @property
+    def evaluation_seconds(self) -> float:
+        return _sum(self.evaluations)
+
+
+class _Window(NamedTuple):
+    start: float
+    end: float
+    device_start: float | None
+    device_end: float | None
 
 
 class Trips:
@@ -112,14 +129,36 @@ def anatomy(events: list[Event]) -> Anatomy:
     events = _with_starts(events)
     windows = _windows_between_draws(events, trainers) if trainers else _windows_between_cycles(events)
     evaluations = _evaluations(events, trainers)
+    cuts = sorted([*evaluations, *((event.start, event.end) for event in events if event.kind == OWN)])
+    looks = [(event.start, event.end) for event in events if event.kind == LOOK]
     starts = [event.start for event in events]
-    steps = []
     first = {event.start for event in events if event.kind == STARTED}
-    for start, end, device_seconds in windows:
-        inside = events[bisect_left(starts, start) : bisect_left(starts, end)]
-        cut = [(a, b) for a, b in evaluations if start <= a < end]
-        steps.append(_step(start, end, inside, cut, device_seconds, start in first))
-    return Anatomy(steps, sum(b - a for a, b in evaluations), trainers)
+
+    def between(start: float, end: float) -> list[Event]:
+        return events[bisect_left(starts, start) : bisect_left(starts, end)]
+
+    steps = []
+    for window in windows:
+        start, end = window.start, window.end
+        cut = cuts[bisect_left(cuts, (start,)) : bisect_left(cuts, (end,))]
+        if any(_within([(start, end)], look) - _within(cut, look) > (end - start - _sum(cut)) / 2 for look in looks):
+            continue
+        steps.append(_step(window, between(start, end), cut, start in first))
+    judged = [_parts(between(a, b), a, b, []) for a, b in evaluations]
+    return Anatomy(steps, evaluations, tuple(map(sum, zip(*judged, strict=True))), trainers)
+
+
+def _sum(spans: list[tuple[float, float]]) -> float:
+    return sum(b - a for a, b in spans)
+
+
+def _within(spans: list[tuple[float, float]], frame: tuple[float, float]) -> float:
+    return sum(max(0.0, min(b, frame[1]) - max(a, frame[0])) for a, b in spans)
+
+
+def host_spans(events: list[Event], start: float, end: float) -> list[tuple[str, float, float]]:
+    """What the host did in a stretch of time, by share; may nest."""
+    return [(_SHARE_OF[e.kind], e.start, e.end) for e in events if e.kind in _SHARE_OF and start <= e.start < end]
 
 
 def _with_starts(events: list[Event]) -> list[Event]:
@@ -157,8 +196,8 @@ def _training_loaders(events: list[Event]) -> frozenset[int]:
     return frozenset(trips.trainers)
 
 
-def _windows_between_draws(events: list[Event], trainers: frozenset[int]) -> list[tuple[float, float, float | None]]:
-    windows: list[tuple[float, float, float | None]] = []
+def _windows_between_draws(events: list[Event], trainers: frozenset[int]) -> list[_Window]:
+    windows: list[_Window] = []
     trips = Trips(trainers)
     opened: Event | None = None
     started: Event | None = None  # a loader that is about to be drawn from for the first time
@@ -167,9 +206,7 @@ def _windows_between_draws(events: list[Event], trainers: frozenset[int]) -> lis
             continue
         is_over = _follow(trips, event)
         if is_over and opened is not None:
-            marks = opened.device_time, event.device_time
-            device = marks[1] - marks[0] if marks[0] is not None and marks[1] is not None else None
-            windows.append((opened.start, event.start, device))
+            windows.append(_Window(opened.start, event.start, opened.device_start, event.device_start))
         if is_over or not trips.drawn:
             opened = None
         if event.kind == DRAW and opened is None:
@@ -178,8 +215,8 @@ def _windows_between_draws(events: list[Event], trainers: frozenset[int]) -> lis
     return windows
 
 
-def _windows_between_cycles(events: list[Event]) -> list[tuple[float, float, float | None]]:
-    windows: list[tuple[float, float, float | None]] = []
+def _windows_between_cycles(events: list[Event]) -> list[_Window]:
+    windows: list[_Window] = []
     trips = Trips()
     cycle = before = frozenset[int]()
     opened: Event | None = None
@@ -189,12 +226,12 @@ def _windows_between_cycles(events: list[Event]) -> list[tuple[float, float, flo
             continue
         if trips.updated(event.key):
             if opened is not None and last is not None:
-                windows.append((opened.end, last.end, None))
+                windows.append(_Window(opened.end, last.end, opened.device_end, last.device_end))
             opened, before, cycle = last, cycle, frozenset()
         cycle |= {event.key}
         last = event
     if opened is not None and last is not None and cycle == before:  # the script ended with a full cycle
-        windows.append((opened.end, last.end, None))
+        windows.append(_Window(opened.end, last.end, opened.device_end, last.device_end))
     return windows
 
 
@@ -220,19 +257,32 @@ def _evaluations(events: list[Event], trainers: frozenset[int]) -> list[tuple[fl
     return spans + ([(first, last)] if active and last > first else [])
 
 
-def _step(
-    start: float,
-    end: float,
-    inside: list[Event],
-    cut: list[tuple[float, float]],
-    device: float | None,
-    starts_epoch: bool,
-) -> Step:
-    """Exclusive time by kind: what happens inside something else is counted where it happens."""
+def _step(window: _Window, inside: list[Event], cut: list[tuple[float, float]], starts_epoch: bool) -> Step:
+    """A step's length is what passed on the device's clock where that is known: the host only hands work over."""
+    start, end = window.start, window.end
+    parts = _parts(inside, start, end, cut)
+    wall = sum(parts)
+    seconds, device_parts = wall, ()
+    if window.device_start is not None and window.device_end is not None and not cut:
+        seconds = max(window.device_end - window.device_start, 1e-9)
+        marked = [
+            Event(e.kind, e.key, e.device_start, e.device_end)
+            for e in inside
+            if e.device_start is not None and e.device_end is not None
+        ]
+        device_parts = _parts(marked, window.device_start, window.device_end, [])
+    scale = seconds / wall if wall > 0 else 0.0
+    return Step(start, end, seconds, tuple(part * scale for part in parts), starts_epoch, device_parts)
+
+
+def _parts(inside: list[Event], start: float, end: float, cut: list[tuple[float, float]]) -> tuple[float, ...]:
+    """Exclusive time by share, in the order of SHARES: what happens inside something else is counted where it happens,
+    and what is left over is "other"."""
     totals = dict.fromkeys(SHARES, 0.0)
     open_events: list[tuple[float, str]] = []
-    kept = [e for e in inside if e.kind in _SHARE_OF and not any(a <= e.start < b for a, b in cut)]
-    for event in kept:
+    for event in inside:
+        if event.kind not in _SHARE_OF or any(a <= event.start < b for a, b in cut):
+            continue
         seconds = min(event.end, end) - event.start
         while open_events and open_events[-1][0] <= event.start:
             open_events.pop()
@@ -241,8 +291,5 @@ def _step(
         share = _SHARE_OF[event.kind]
         totals[share] += seconds
         open_events.append((event.end, share))
-    wall = end - start - sum(b - a for a, b in cut)
-    totals["other"] = max(0.0, wall - sum(totals.values()))
-    seconds = wall if device is None or cut else max(device, 1e-9)
-    scale = seconds / wall if wall > 0 else 0.0
-    return Step(start, seconds, tuple(max(0.0, totals[name]) * scale for name in SHARES), starts_epoch)
+    totals["other"] = max(0.0, end - start - _sum(cut) - sum(totals.values()))
+    return tuple(max(0.0, totals[name]) for name in SHARES)

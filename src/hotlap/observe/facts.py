@@ -1,4 +1,4 @@
-"""What a loader, an optimizer or a root module is, as plain facts."""
+"""What a loader, an optimizer or a root module is, as plain facts. How often each was used is counted elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hotlap.observe.roots import RootFinder
 from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts
 
 
-def loader_facts(loader: Any, draws: int, trains: bool, draws_random: bool | None, changes: bool) -> LoaderFacts:
+def loader_facts(loader: Any) -> LoaderFacts:
     from torch.utils.data import IterableDataset
 
     iterable = isinstance(loader.dataset, IterableDataset)
@@ -28,12 +28,9 @@ def loader_facts(loader: Any, draws: int, trains: bool, draws_random: bool | Non
         iterable=iterable,
         in_memory=is_in_memory(loader.dataset),
         length=None if iterable else _length(loader.dataset),
-        draws=draws,
-        trains=trains,
-        draws_random=draws_random,
         private_generator=has_private_generator(loader.dataset),
         start_method=start_method(context),
-        changes=changes,
+        dataset_id=id(loader.dataset),
     )
 
 
@@ -114,7 +111,7 @@ def global_generators() -> tuple[Any, ...]:
     )
 
 
-def optimizer_facts(optimizer: Any, updates: int, closure: bool) -> OptimizerFacts:
+def optimizer_facts(optimizer: Any) -> OptimizerFacts:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     groups = optimizer.param_groups
     kind = type(optimizer)
@@ -129,12 +126,10 @@ def optimizer_facts(optimizer: Any, updates: int, closure: bool) -> OptimizerFac
         devices=tuple(sorted({p.device.type for p in parameters})),
         dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         sparse=any(p.grad is not None and p.grad.is_sparse for p in parameters),
-        updates=updates,
-        closure=closure,
     )
 
 
-def root_facts(root: Any, roots: RootFinder, calls: int) -> RootFacts:
+def root_facts(root: Any, roots: RootFinder) -> RootFacts:
     import torch
 
     seen = roots.found[root]
@@ -151,6 +146,5 @@ def root_facts(root: Any, roots: RootFinder, calls: int) -> RootFacts:
         parameter_dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in root.parameters()})),
         autocast=seen.autocast,
         compiled=type(root).__name__ == "OptimizedModule",
-        calls=calls,
         stands_aside=roots.stands_aside(root),
     )

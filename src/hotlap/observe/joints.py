@@ -4,10 +4,12 @@
     optimizer = AdamW(...)              # optimizer_built(optimizer, bound)
     for batch in loader:                # loader_started(loader), then batch_drawn(iterator) -> batch
         image = Image.open(path)        #   image_opened(file, *rest) inside the data set, also in forked workers
+        batch = batch.to(device)        # batch_moved(name, tensor, *rest) -> tensor
         out = model(batch)              # root_found(module) once, then root_called(root, args, kwargs) -> out
+        out = model.forward(batch)      #   where the script calls a method: method_called(root, args, kwargs) -> out
         loss.backward()                 # loss_known(tensors, *rest)
         optimizer.step()                # weights_updating(optimizer), weights_updated(optimizer)
-        total += loss.item()            # host_waited(name, tensor, *rest) -> value; batch moves: batch_moved(...)
+        total += loss.item()            # host_waited(name, *rest) -> value
     torch.compile(model)                # compile_called()
 
 An `Around` joint stands round a call: a subscriber gets `proceed` first and may change what goes in and comes out.
@@ -27,7 +29,10 @@ from hotlap.observe.imports import on_import
 from hotlap.observe.patch import Patch
 from hotlap.observe.roots import RootFinder
 
-WAITS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
+WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "argwhere", "equal", "allclose")
+WAITS += ("__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__")
+MASKED = ("__getitem__", "__setitem__")  # these wait for the size of what a mask picks
+FUNCTIONS = ("nonzero", "masked_select", "unique", "argwhere", "equal", "allclose")  # of torch itself
 MOVES = ("to", "cuda")
 
 
@@ -89,8 +94,9 @@ class Joints:
         self.loss_known = Around(self._at_backward, self)
         self.weights_updating = Notice(self._at_step_start, self)
         self.weights_updated = Notice(self._at_step_end, self)
+        self.method_called = Around(self._at_methods, self)
         self.batch_moved = Around(lambda patch: self._at_tensor_methods(patch, MOVES, self.batch_moved), self)
-        self.host_waited = Around(lambda patch: self._at_tensor_methods(patch, WAITS, self.host_waited), self)
+        self.host_waited = Around(self._at_waits, self)
         self.compile_called = Notice(self._at_compile, self)
         self.roots = RootFinder(self)
 
@@ -167,6 +173,28 @@ class Joints:
         weak = weakref.ref(root), weakref.ref(call)  # the script may drop its model
         patch.on_undo(functools.partial(_empty_slot, *weak, old))
 
+    def _at_methods(self, patch: Patch) -> None:
+        """Roots whose methods the script calls, as in `model.forward(x)`: the method is replaced on its class, so that
+        instances, pickles and copies stay clean."""
+        patch.at(self.root_found, functools.partial(self._wrap_method, patch))
+
+    def _wrap_method(self, patch: Patch, root: Any) -> None:
+        kind, name = type(root), self.roots.found[root].method
+        original = getattr(kind, name, None) if name else None
+        if original is None or getattr(original, "__hotlap__", False):
+            return
+        found, through = self.roots.found, self.method_called.through
+
+        def call(root: Any, args: Any, kwargs: Any) -> Any:
+            return original(root, *args, **kwargs)
+
+        @functools.wraps(original)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return through(call, self, args, kwargs) if self in found else original(self, *args, **kwargs)
+
+        method.__hotlap__ = True  # type: ignore[attr-defined]
+        patch.set(kind, name, method)
+
     def _at_compile(self, patch: Patch) -> None:
         """A script that compiles by itself must find nothing of ours in what is traced."""
         import torch
@@ -213,6 +241,22 @@ class Joints:
             patch.set(torch.Tensor, name, _method(name, original, joint.through))
         patch.at(self.compile_called, patch.undo)
 
+    def _at_waits(self, patch: Patch) -> None:
+        import torch
+
+        through = self.host_waited.through
+        self._at_tensor_methods(patch, WAITS, self.host_waited)
+        for name in MASKED:
+            original = getattr(torch.Tensor, name)
+            patch.set(torch.Tensor, name, _masking(name, original, _method(name, original, through)))
+        functions = Patch(self)  # a script that is compiled by torch.jit must find torch's own
+        for name in FUNCTIONS:
+            functions.set(torch, name, _method(name, getattr(torch, name), through))
+        patch.on_undo(functions.undo)
+        patch.set(torch.jit, "script", _telling(torch.jit.script, functions.undo))
+        for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream):
+            patch.set(owner, "synchronize", _method("synchronize", owner.synchronize, through))
+
 
 _under_construction: set[int] = set()
 
@@ -245,7 +289,7 @@ def _building(original: Any, joint: Around) -> Any:
     return __init__
 
 
-def _telling(original: Any, notice: Notice) -> Any:
+def _telling(original: Any, notice: Callable[[], object]) -> Any:
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         notice()
@@ -255,12 +299,26 @@ def _telling(original: Any, notice: Notice) -> Any:
 
 
 def _method(name: str, original: Any, through: Callable[..., Any]) -> Any:
-    def call(name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(tensor, *args, **kwargs)
+    def call(name: str, *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
 
     @functools.wraps(original)
-    def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return through(call, name, tensor, *args, **kwargs)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return through(call, name, *args, **kwargs)
+
+    return method
+
+
+def _masking(name: str, original: Any, waiting: Any) -> Any:
+    import torch
+
+    def is_mask(index: Any) -> bool:
+        return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+    @functools.wraps(original)
+    def method(tensor: Any, index: Any, *value: Any) -> Any:
+        masks = is_mask(index) or (type(index) is tuple and any(map(is_mask, index)))
+        return waiting(tensor, index, *value) if tensor.is_cuda and masks else original(tensor, index, *value)
 
     return method
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from hotlap.observe.patch import Patch
@@ -116,12 +117,12 @@ class RootFinder:
         if module in self.found:
             self.found[module].note_inputs(args)
             return
-        owner = _owner(module)
+        owner, method = _owner(module)
         root, reached = (module, None) if owner is None else (owner, "the script calls its methods, not the module")
         if root in self.found:
             return
         self._quiet = 0
-        self.found[root] = RootSeen(reached)
+        self.found[root] = RootSeen(reached, method)
         self.found[root].note_inputs(args)
         self._joints.root_found(root)
 
@@ -139,8 +140,9 @@ class RootFinder:
 class RootSeen:
     """What the first calls of a root showed."""
 
-    def __init__(self, reached: str | None) -> None:
+    def __init__(self, reached: str | None, method: str) -> None:
         self.reached = reached
+        self.method = method  # which the script calls, where it is not the module itself
         self.autocast: str | None = None
         self.input_dims: tuple[int, ...] = ()
         self.input_channels_last = False
@@ -156,20 +158,25 @@ class RootSeen:
         )
 
 
-def _owner(child: Any) -> Any:
-    """The module whose method is running and which contains this child: `model.forward(x)`, `model.encode(x)`."""
+def _owner(child: Any) -> tuple[Any, str]:
+    """The module whose method is running and which contains this child, and that method: `model.forward(x)`,
+    `model.encode(x)`, or the `training_step` that a trainer calls, but not a method of the same module round that
+    trainer's own loop."""
     import torch
 
     frame = sys._getframe(1)
-    owner = None
+    owner, method = None, ""
     for _ in range(_FRAMES):
         if frame is None:
             break
         first = _first_argument(frame)
         if isinstance(first, torch.nn.Module) and first is not child and any(part is child for part in first.modules()):
-            owner = first
+            owner, method = first, frame.f_code.co_name
+        elif owner is not None and not isinstance(first, torch.nn.Module):
+            break
         frame = frame.f_back  # type: ignore[assignment]
-    return owner
+    plain = getattr(type(owner), method, None)
+    return owner, method if isinstance(plain, FunctionType) else ""
 
 
 def _first_argument(frame: Any) -> Any:

@@ -1,48 +1,98 @@
 """Watching: subscribes to the joints, counts steps as they happen, and makes the record at the end.
 
-The steady state costs a few clock readings a step. Device time is taken from events that are read only at the end."""
+The steady state costs a few clock readings a step. Nothing of the script's is kept alive: what its loaders, optimizers
+and models are is written down now and then, and the latest word counts once they are gone."""
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import os
 import resource
 import struct
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from hotlap.observe import anatomy as at
 from hotlap.observe.dataset_state import dataset_state
+from hotlap.observe.device_clock import DeviceClock
 from hotlap.observe.facts import global_generators, loader_facts, optimizer_facts, root_facts
+from hotlap.observe.ledger import Ledger
 from hotlap.observe.patch import Patch
-from hotlap.observe.run import Run, SyncFacts
+from hotlap.observe.record import Snapshot, complete
+from hotlap.observe.run import Run
+from hotlap.observe.waits import Waits
 
 clock = time.perf_counter
 
-_EVENTS_KEPT = 200_000  # bounds the record however long the script runs
 _LOSSES_KEPT = 4096
+_OBJECTS_KEPT = 256  # loaders, optimizers and roots each
 _DRAWS_PROBED = 5
 _DRAWS_LOOKED_AT = (1, 2, 4, 8, 16, 32, 64, 128)
 _SLOTS = 64
+_OWN_SECONDS = 20e-6  # what takes hotlap longer than this between two steps is cut out of them
+
+
+class Met:
+    """Objects of the script's by their numbers in the ledger, weakly held, with the latest facts about each."""
+
+    def __init__(self) -> None:
+        self._facts: dict[int, Any] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, key: int, thing: Any) -> None:
+        known = self._references.get(key)
+        if known is None or known() is not thing:
+            if len(self._references) >= _OBJECTS_KEPT:
+                oldest = next(iter(self._references))
+                self._references.pop(oldest)
+                self._facts.pop(oldest, None)
+            self._references[key] = weakref.ref(thing)
+            if known is not None:
+                self._facts.pop(key, None)  # of one that is gone, whose number came round again
+
+    @property
+    def facts(self) -> dict[int, Any]:
+        """In the order in which they were met."""
+        return {key: self._facts[key] for key in self._references if key in self._facts}
+
+    def alive(self) -> list[tuple[int, Any]]:
+        found = [(key, reference()) for key, reference in self._references.items()]
+        return [(key, thing) for key, thing in found if thing is not None]
+
+    def refresh(self, describe: Callable[[Any], Any]) -> None:
+        for key, thing in self.alive():
+            self._facts[key] = describe(thing)
+
+    def describe(self, key: int, thing: Any, describe: Callable[[Any], Any]) -> None:
+        """At once, and only the first time: a loader may die while its iterator lives on."""
+        self.add(key, thing)
+        if key not in self._facts:
+            self._facts[key] = describe(thing)
 
 
 class Watch:
-    """`on_step(count)` is called at each boundary between two steps, on the script's own thread."""
+    """`on_step(count)` is called at each boundary between two steps, on the script's own thread. With `closely` also
+    waits and copies are recorded, and the device's clock at every joint; with a `folder` the events lie there, for
+    whoever comes after a kill."""
 
-    def __init__(self, patch: Patch, on_step: Callable[[int], None] | None = None, waits: bool = False) -> None:
+    def __init__(
+        self, patch: Patch, on_step: Callable[[int], None] | None = None, closely: bool = False, folder: str = ""
+    ) -> None:
         self.steps = 0
         self._on_step = on_step
         self._launched = clock()
         self._cpu_before = _cpu_seconds()
         self._first_draw: float | None = None
-        self._events: deque[Any] = deque(maxlen=_EVENTS_KEPT)
+        self.ledger = Ledger(os.path.join(folder, "events") if folder else "")
+        self._device = DeviceClock(self.ledger)
+        self._mark = self._device.mark if closely else _no_mark
         self._losses: deque[Any] = deque(maxlen=_LOSSES_KEPT)
-        self._loaders: dict[int, Any] = {}
-        self._optimizers: dict[int, Any] = {}
-        self._roots: dict[int, Any] = {}
+        self._loaders, self._optimizers, self._roots = Met(), Met(), Met()
         self._counts: dict[int, int] = {}
         self._random: dict[int, bool] = {}
         self._closures: set[int] = set()
@@ -50,10 +100,11 @@ class Watch:
         self._changing: set[int] = set()
         self._probes: dict[int, int] = {}
         self._trips = at.Trips()
-        self._updating: dict[int, float] = {}  # the optimizers at work, since when
-        self._syncs: dict[tuple[str, int], list[float]] = {}
+        self._updating: dict[int, tuple[float, Any]] = {}  # the optimizers at work, since when
+        self._updates = 0
+        self._refresh_at = 8
+        self._weights: tuple[str, int] = ("cpu", 0)  # where they live, and their bytes
         self._images = mmap.mmap(-1, 8 * _SLOTS)  # shared with forked workers
-        self._cuda: Any = None
         self._compiles = False
         self._joints = joints = patch.joints
         patch.at(joints.loader_built, self._loader_built)
@@ -67,49 +118,56 @@ class Watch:
         patch.at(joints.weights_updating, self._weights_updating)
         patch.at(joints.weights_updated, self._weights_updated)
         patch.at(joints.compile_called, self._compile_called)
-        if waits:
-            patch.at(joints.host_waited, self._host_waited)
-            patch.at(joints.batch_moved, self._batch_moved)
+        if closely:
+            patch.at(joints.method_called, self._root_called, depth=-1)
+        self._waits = Waits(patch, self.ledger, self._device) if closely else None
 
     # the loop, in its order --------------------------------------------------------------------------------------
 
     def _loader_built(self, proceed: Any, loader: Any, bound: Any) -> None:
         proceed(loader, bound)
-        self._loaders[id(loader._index_sampler)] = loader
+        self._loaders.add(id(loader._index_sampler), loader)
 
     def _loader_started(self, loader: Any) -> None:
         now = clock()
         key = id(loader._index_sampler)
-        self._loaders.setdefault(key, loader)
+        self._loaders.describe(key, loader, loader_facts)
         self._datasets.pop(key, None)  # between epochs it may change
         if self._trips.started(key):
             self._boundary()
-        self._events.append((at.STARTED, key, now, now, None))
+        self.ledger.note(at.STARTED, key, now, now)
 
     def _batch_drawn(self, proceed: Any, iterator: Any) -> Any:
         key = id(iterator._index_sampler)
         if self._trips.asked(key):
             self._boundary()
         before = global_generators() if self._is_probed(key, iterator) else None
-        mark = self._mark()
+        mark = self._device.mark()
         start = clock()
         if self._first_draw is None:
             self._first_draw = start
         try:
             batch = proceed(iterator)
         except StopIteration:
-            self._look_at_dataset(key, iterator)
             self._trips.ended(key)
-            self._events.append((at.END, key, start, clock(), mark))
+            self._device.put(self.ledger.note(at.END, key, start, clock()), mark)
+            self._own(self._look_at_dataset, key, iterator)
             raise
-        if iterator._num_yielded in _DRAWS_LOOKED_AT:
-            self._look_at_dataset(key, iterator)
+        end = clock()
         self._trips.drew(key)
         self._counts[key] = self._counts.get(key, 0) + 1
-        self._events.append((at.DRAW, key, start, clock(), mark))
+        self._device.put(self.ledger.note(at.DRAW, key, start, end), mark, self._mark())
+        if not sys.modules["torch"].is_grad_enabled():  # drawn for an evaluation, whatever calls the model there
+            self._trips.judged()
+            self.ledger.note(at.JUDGED, 0, end, end)
+        if iterator._num_yielded in _DRAWS_LOOKED_AT:
+            self._own(self._look_at_dataset, key, iterator)
         if before is not None:
-            self._random[key] = self._random.get(key, False) or before != global_generators()
+            self._own(self._compare_generators, key, before)
         return batch
+
+    def _compare_generators(self, key: int, before: Any) -> None:
+        self._random[key] = self._random.get(key, False) or before != global_generators()
 
     def _look_at_dataset(self, key: int, iterator: Any) -> None:
         """Whether the data set has changed since the first batch of this epoch, in the reading or by the loop."""
@@ -130,71 +188,54 @@ class Watch:
         return proceed(*args, **kwargs)
 
     def _root_found(self, root: Any) -> None:
-        self._roots[id(root)] = root
+        self._roots.add(id(root), root)
 
     def _root_called(self, proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
         self._counts[id(root)] = self._counts.get(id(root), 0) + 1
         trains = root.training and sys.modules["torch"].is_grad_enabled()
         if not trains:
             self._trips.judged()
+        mark = self._mark()
         start = clock()
         try:
             return proceed(root, args, kwargs)
         finally:
-            self._events.append((at.FORWARD if trains else at.JUDGED, id(root), start, clock(), None))
+            number = self.ledger.note(at.FORWARD if trains else at.JUDGED, id(root), start, clock())
+            self._device.put(number, mark, self._mark())
 
     def _loss_known(self, proceed: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(tensors, "numel", lambda: 0)() == 1:
             self._losses.append(tensors.detach())
         self._closures.update(self._updating)
+        mark = self._mark()
         start = clock()
         try:
             return proceed(tensors, *args, **kwargs)
         finally:
-            self._events.append((at.BACKWARD, 0, start, clock(), None))
+            self._device.put(self.ledger.note(at.BACKWARD, 0, start, clock()), mark, self._mark())
             self._trips.trained()
 
     def _optimizer_built(self, proceed: Any, optimizer: Any, bound: Any) -> None:
         proceed(optimizer, bound)
-        self._optimizers[id(optimizer)] = optimizer
+        self._optimizers.add(id(optimizer), optimizer)
 
     def _weights_updating(self, optimizer: Any) -> None:
-        self._optimizers.setdefault(id(optimizer), optimizer)
-        self._updating[id(optimizer)] = clock()
+        self._optimizers.add(id(optimizer), optimizer)
+        self._updates += 1
+        if self._updates <= 2:
+            self._own(self.refresh)
+        self._updating[id(optimizer)] = clock(), self._mark()
 
     def _weights_updated(self, optimizer: Any) -> None:
         key, now = id(optimizer), clock()
-        self._events.append((at.UPDATE, key, self._updating.pop(key, now), now, None))
+        start, mark = self._updating.pop(key, (now, None))
+        number = self.ledger.note(at.UPDATE, key, start, now)
+        self._device.put(number, mark, self._mark() if self._trips.trainers else self._device.mark())
         self._counts[key] = self._counts.get(key, 0) + 1
         if self._first_draw is None:
             self._first_draw = now
         if self._trips.updated(key):
             self._boundary()
-
-    def _host_waited(self, proceed: Any, name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._timed(at.SYNC, proceed, name, tensor, args, kwargs)
-
-    def _batch_moved(self, proceed: Any, name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._timed(at.COPY, proceed, name, tensor, args, kwargs)
-
-    def _timed(self, kind: int, proceed: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
-        start = clock()
-        try:
-            return proceed(name, tensor, *args, **kwargs)
-        finally:
-            end = clock()
-            self._events.append((kind, 0, start, end, None))
-            if kind == at.SYNC:
-                self._blame(end - start)
-
-    def _blame(self, seconds: float) -> None:
-        frame: Any = sys._getframe(2)
-        while frame is not None and _is_ours(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is not None:
-            entry = self._syncs.setdefault((frame.f_code.co_filename, frame.f_lineno), [0, 0.0])
-            entry[0] += 1
-            entry[1] += seconds
 
     def _compile_called(self) -> None:
         self._compiles = True
@@ -202,60 +243,81 @@ class Watch:
     def _boundary(self) -> None:
         self.steps += 1
         self._updating.clear()  # a step of an optimizer that raised
+        if self.steps == self._refresh_at:
+            self._refresh_at *= 4
+            self._own(self.refresh)
         if self._on_step is not None:
-            self._on_step(self.steps)
+            self._own(self._on_step, self.steps)
 
-    def _mark(self) -> Any:
-        """A device event at this point of the device's own queue; nothing waits for it before the end."""
-        if self._cuda is None:
-            torch = sys.modules["torch"]
-            if not torch.cuda.is_initialized():
-                return None
-            self._cuda = torch.cuda
-        event = self._cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _own(self, action: Callable[..., None], *args: Any) -> None:
+        """What hotlap does between two steps is not the script's time."""
+        start = clock()
+        try:
+            action(*args)
+        finally:
+            end = clock()
+            if end - start > _OWN_SECONDS:
+                self.ledger.note(at.OWN, 0, start, end)
 
     # the record ------------------------------------------------------------------------------------------------
 
-    def record(self, withdrawn: list[str] | None = None) -> Run:
+    @property
+    def roots(self) -> list[Any]:
+        return [root for _, root in self._roots.alive()]
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return [optimizer for _, optimizer in self._optimizers.alive()]
+
+    @property
+    def device(self) -> str:
+        return self._weights[0]
+
+    @property
+    def compiles(self) -> bool:
+        return self._compiles
+
+    def refresh(self) -> None:
+        """Write down what the script's objects are, while they live."""
+        self._loaders.refresh(loader_facts)
+        self._optimizers.refresh(optimizer_facts)
+        self._roots.refresh(lambda root: root_facts(root, self._joints.roots))
+        parameters = {id(p): p for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        if parameters:
+            size = sum(p.numel() * p.element_size() for p in parameters.values())
+            self._weights = next(p.device.type for p in parameters.values()), size
+
+    def snapshot(self, withdrawn: list[str] | None = None) -> Snapshot:
+        """All but the steps, and without a wait for the device."""
         import torch
 
-        wall, cpu = clock() - self._launched, _cpu_seconds() - self._cpu_before
-        parts = at.anatomy(self._resolved())
-        optimizers = list(self._optimizers.values())
-        parameters = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
-        device = next((p.device.type for p in parameters.values()), "cpu")
         cache = sys.modules.get("hotlap.parts.image_cache")
-        return Run(
+        device, parameter_bytes = self._weights
+        run = Run(
             torch=torch.__version__,
             device=device,
             loaders=[
-                loader_facts(
-                    loader,
+                dataclasses.replace(
+                    one,
                     draws=self._counts.get(key, 0),
-                    trains=key in parts.training_loaders,
                     draws_random=self._random.get(key),
                     changes=key in self._changing,
                 )
-                for key, loader in self._loaders.items()
+                for key, one in self._loaders.facts.items()
             ],
-            optimizers=[optimizer_facts(o, self._counts.get(id(o), 0), id(o) in self._closures) for o in optimizers],
-            roots=[root_facts(r, self._joints.roots, self._counts.get(id(r), 0)) for r in self._roots.values()],
-            syncs=[SyncFacts(path, line, int(n), s) for (path, line), (n, s) in self._syncs.items()],
-            step_seconds=[step.seconds for step in parts.steps],
-            epoch_starts=[number for number, step in enumerate(parts.steps) if step.starts_epoch],
-            step_parts=[list(step.parts) for step in parts.steps],
+            optimizers=[
+                dataclasses.replace(one, updates=self._counts.get(key, 0), closure=key in self._closures)
+                for key, one in self._optimizers.facts.items()
+            ],
+            roots=[dataclasses.replace(one, calls=self._counts.get(key, 0)) for key, one in self._roots.facts.items()],
             steps=self.steps,
-            evaluation_seconds=parts.evaluation_seconds,
-            losses=[float(loss) for loss in self._losses],
             images_opened=sum(struct.unpack(f"{_SLOTS}Q", self._images)),
             image_cache_hits=cache.hits() if cache is not None else 0,
             peak_bytes=_peak_bytes(torch),
-            parameter_bytes=sum(p.numel() * p.element_size() for p in parameters.values()),
-            wall_seconds=wall,
-            cpu_seconds=cpu,
-            queue_seconds=_queue_seconds(),
+            parameter_bytes=parameter_bytes,
+            wall_seconds=clock() - self._launched,
+            cpu_seconds=_cpu_seconds() - self._cpu_before,
+            queue_seconds=queue_seconds(),
             startup_seconds=(self._first_draw or clock()) - self._launched,
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             threads=torch.get_num_threads(),
@@ -263,22 +325,19 @@ class Watch:
             withdrawn=withdrawn or [],
             script_compiles=self._compiles,
         )
+        return Snapshot(run, list(self._loaders.facts), list(self._waits.sites) if self._waits is not None else [])
 
-    def _resolved(self) -> list[at.Event]:
-        """Events with device marks turned into seconds since the first mark."""
-        if self._cuda is not None:
-            self._cuda.synchronize()
-        marks = [event[4] for event in self._events if event[4] is not None]
-        return [
-            at.Event(*event[:4], marks[0].elapsed_time(event[4]) / 1e3 if event[4] is not None else None)
-            for event in self._events
-        ]
+    def record(self, withdrawn: list[str] | None = None) -> Run:
+        import torch
+
+        self.refresh()
+        self._device.settle(wait=True)
+        losses = torch.stack([loss.reshape(()).double() for loss in self._losses]).tolist() if self._losses else []
+        return dataclasses.replace(complete(self.snapshot(withdrawn), self.ledger.events()), losses=losses)
 
 
-def _is_ours(path: str) -> bool:
-    """Whether a frame's file belongs to hotlap or torch, not to the user."""
-    folders = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(sys.modules["torch"].__file__ or ""))
-    return path.startswith("<") or any(path.startswith(folder + os.sep) for folder in folders)
+def _no_mark() -> None:
+    return None
 
 
 def _cpu_seconds() -> float:
@@ -292,7 +351,7 @@ def _peak_bytes(torch: Any) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _queue_seconds() -> float:
+def queue_seconds() -> float:
     """How long threads of this process stood runnable but without a core: the sign of a disturbed trial."""
     total = 0
     try:

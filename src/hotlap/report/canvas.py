@@ -7,14 +7,28 @@ global state of pyplot is never touched.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from typing import Any
 
+from hotlap.report import figures
+
 INK = "#1b1f24"  # every line of text and axis; becomes the page's own text colour in SVG
 QUIET = "#8b949e"  # reads on white and on black
+# Okabe and Ito's palette, told apart by every kind of colour vision
+SHARE_COLOURS = {
+    "wait": "#e69f00",
+    "copy": "#56b4e9",
+    "forward": "#0072b2",
+    "backward": "#009e73",
+    "update": "#cc79a7",
+    "sync": "#d55e00",
+    "other": "#999999",
+}
+MOST_POINTS = 600  # of one curve
 WIDTH = 5.3  # inches; 380 units wide, so that text is readable on a phone without zooming
 
 _STYLE = {
@@ -128,3 +142,26 @@ def dot(label: str, colour: str) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=colour, linestyle="", marker="o", markersize=4, label=label)
+
+
+def share_key(axes: Any, names: list[str]) -> None:
+    """Which colour is which share."""
+    handles = [swatch(name, colour(name)) for name in names]
+    axes.legend(handles=handles, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), handlelength=1, columnspacing=1.2)
+
+
+def colour(share: str) -> str:
+    return SHARE_COLOURS.get(share, SHARE_COLOURS["other"])
+
+
+def thinned(values: list[float], most: int) -> list[float]:
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def finite_points(values: list[float]) -> list[tuple[int, float]]:
+    """Points of a curve, numbered from 1; what is not a number leaves a gap; long curves are thinned evenly."""
+    every = max(1, math.ceil(len(values) / MOST_POINTS))
+    points = [(i + 1, value if figures.known(value) else math.nan) for i, value in enumerate(values)][::every]
+    return points if sum(not math.isnan(value) for _, value in points) >= 2 else []

@@ -5,30 +5,18 @@ A chart function returns a figure, or None where there is nothing to draw; nobod
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hotlap.report import canvas, figures, wording
+from hotlap.report import canvas, charts_profile, figures, wording
 from hotlap.report.findings import ProfileReport, TuneReport
 
 BEFORE, AFTER = "#0072b2", "#e69f00"
-# Okabe and Ito's palette, told apart by every kind of colour vision
-SHARE_COLOURS = {
-    "wait": "#e69f00",
-    "copy": "#56b4e9",
-    "forward": "#0072b2",
-    "backward": "#009e73",
-    "update": "#cc79a7",
-    "sync": "#d55e00",
-    "other": "#999999",
-}
 
 ROW = 0.27
 MOST_ROWS = 14
 MOST_DOTS = 24  # of one trial; more only make the page heavy
-MOST_POINTS = 600  # of one curve
 MOST_TRIALS = 48
 
 
@@ -48,7 +36,7 @@ def step(report: TuneReport) -> Any | None:
     _say(axes, report.before_seconds * scale, 0, figures.seconds(report.before_seconds))
     level = report.before_seconds
     for row, (name, change) in enumerate(changes, start=1):
-        axes.barh(row, change * scale, left=level * scale, height=0.66, color=_colour(name))
+        axes.barh(row, change * scale, left=level * scale, height=0.66, color=canvas.colour(name))
         _say(axes, max(level, level + change) * scale, row, figures.like(change, report.before_seconds, "+"))
         axes.plot([(level + change) * scale] * 2, [row - 0.33, row + 1.33], color=canvas.QUIET, linewidth=0.7)
         level += change
@@ -58,7 +46,7 @@ def step(report: TuneReport) -> Any | None:
             axes, report.after_seconds * scale, len(rows) - 1, figures.like(report.after_seconds, report.before_seconds)
         )
     else:
-        _key(axes, [name for name, _, _ in found])
+        canvas.share_key(axes, [name for name, _, _ in found])
     axes.set_xlim(0, total * scale * 1.16)
     _rows(axes, rows)
     axes.set_xlabel(f"{unit} a step")
@@ -94,7 +82,7 @@ def ablation(report: TuneReport) -> Any | None:
 
 def losses(report: TuneReport) -> Any | None:
     """The two loss curves on top of one another."""
-    before, after = _finite_points(report.losses_before), _finite_points(report.losses_after)
+    before, after = canvas.finite_points(report.losses_before), canvas.finite_points(report.losses_after)
     if len(before) < 2 or len(after) < 2:
         return None
     figure, axes = canvas.figure(2.6)
@@ -122,7 +110,7 @@ def trials(report: TuneReport) -> Any | None:
     colours = {"baseline": BEFORE, "plan": AFTER}
     for x, (trial, times) in enumerate(columns, start=1):
         colour = colours.get(trial.label, canvas.QUIET)
-        dots = [value * scale for value in _thinned(times, MOST_DOTS)]
+        dots = [value * scale for value in canvas.thinned(times, MOST_DOTS)]
         spread = [x + 0.5 * ((i * 0.618034) % 1.0 - 0.5) for i in range(len(dots))]  # even, and the same every time
         axes.plot(spread, dots, "o", color=colour, markersize=2.2, alpha=0.45, markeredgewidth=0)
         median = statistics.median(times) * scale
@@ -141,32 +129,15 @@ def trials(report: TuneReport) -> Any | None:
     return figure
 
 
-def steps(report: ProfileReport) -> Any | None:
-    """Every step of a profile in order, so that warm-up, spikes and drift are seen."""
-    points = _finite_points(report.step_times)
-    if len(points) < 2:
-        return None
-    scale, unit = (1e3, "ms") if report.step_seconds < 1.5 else (1.0, "s")
-    figure, axes = canvas.figure(2.4)
-    axes.plot([x for x, _ in points], [y * scale for _, y in points], color=BEFORE, linewidth=1.0)
-    if report.step_seconds > 0:
-        axes.axhline(report.step_seconds * scale, color=canvas.INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        canvas.legend(axes, [canvas.line(f"median {figures.seconds(report.step_seconds)}", canvas.INK, (0, (4, 3)))])
-    axes.grid(axis="y")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"{unit} a step")
-    return figure
-
-
 TUNE: dict[str, Callable[[TuneReport], Any]] = {"step": step, "ablation": ablation, "losses": losses, "trials": trials}
-PROFILE: dict[str, Callable[[ProfileReport], Any]] = {"steps": steps}
+
+NAMES = (*TUNE, *charts_profile.CHARTS)
 
 
 def captions(report: TuneReport | ProfileReport) -> dict[str, str]:
     """What every chart of this kind of report shows."""
     if isinstance(report, ProfileReport):
-        return {"steps": "Time of every step, warm-up included."}
+        return charts_profile.CAPTIONS
     waterfall = "The step before and after the plan, and what each share of it saved."
     return {
         "step": waterfall if report.kept and report.shares_after else "What a step of the script as it is is spent on.",
@@ -205,14 +176,14 @@ def _drawn(report: TuneReport | ProfileReport) -> Iterator[tuple[str, str, Any]]
         if isinstance(report, TuneReport):
             made = {name: draw(report) for name, draw in TUNE.items()}
         else:
-            made = {name: draw(report) for name, draw in PROFILE.items()}
+            made = {name: draw(report) for name, draw in charts_profile.CHARTS.items()}
     yield from ((name, said[name], figure) for name, figure in made.items() if figure is not None)
 
 
 def _stack(axes: Any, row: int, parts: list[tuple[str, float]]) -> None:
     left = 0.0
     for name, width in parts:
-        axes.barh(row, width, left=left, height=0.66, color=_colour(name))
+        axes.barh(row, width, left=left, height=0.66, color=canvas.colour(name))
         left += width
 
 
@@ -228,31 +199,9 @@ def _rows(axes: Any, labels: list[str]) -> None:
     axes.grid(axis="x")
 
 
-def _key(axes: Any, names: list[str]) -> None:
-    handles = [canvas.swatch(name, _colour(name)) for name in names]
-    axes.legend(handles=handles, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), handlelength=1, columnspacing=1.2)
-
-
-def _colour(share: str) -> str:
-    return SHARE_COLOURS.get(share, SHARE_COLOURS["other"])
-
-
 def _short(name: str, most: int = 24) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _settled(step_seconds: list[float], warmup_steps: int) -> list[float]:
     return [value for value in step_seconds[warmup_steps:] if figures.known(value)]
-
-
-def _thinned(values: list[float], most: int) -> list[float]:
-    if len(values) <= most:
-        return values
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
-
-
-def _finite_points(values: list[float]) -> list[tuple[int, float]]:
-    """Points of a curve, numbered from 1; what is not a number leaves a gap; long curves are thinned evenly."""
-    every = max(1, math.ceil(len(values) / MOST_POINTS))
-    points = [(i + 1, value if figures.known(value) else math.nan) for i, value in enumerate(values)][::every]
-    return points if sum(not math.isnan(value) for _, value in points) >= 2 else []

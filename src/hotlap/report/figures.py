@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotlap.report.findings import Interval
@@ -12,6 +12,7 @@ UNKNOWN = "not known"
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
+_POWERS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _CLOCK = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -94,6 +95,14 @@ def bytes_(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def si(value: float | None, unit: str) -> str:
+    """In powers of a thousand, as work and rates are counted: 3.80 GFLOP, 712 TFLOP/s."""
+    if value is None or not known(value):
+        return UNKNOWN
+    scale, power = next((one for one in _POWERS if abs(value) >= 0.9995 * one[0]), _POWERS[-1])
+    return f"{_digits(value / scale, 3)} {power}{unit}"
+
+
 def count(value: float | None) -> str:
     """19,800."""
     return UNKNOWN if value is None or not known(value) else f"{value:,.0f}"
@@ -115,19 +124,6 @@ def setting(values: Mapping[str, Any]) -> str:
     )
 
 
-def by_key(key: str, value: Any) -> str:
-    """A figure whose unit is in its name: forward_seconds, peak_bytes, share, calls."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if key.endswith("seconds"):
-        return seconds(value)
-    if key.endswith("bytes"):
-        return bytes_(value)
-    if key.endswith("share"):
-        return percent(value)
-    return count(value) if isinstance(value, int) else plain(value)
-
-
 def gain(most: float) -> str:
     """The speed-up when a share of the step vanishes altogether: a half gives 2.0x."""
     return "no bound" if most >= 0.995 else ratio(1 / (1 - max(most, 0.0)))
@@ -136,6 +132,17 @@ def gain(most: float) -> str:
 def line(text: str) -> str:
     """Text of others on one line."""
     return " ".join(text.split())
+
+
+def sentence(text: str) -> str:
+    """Text of others with a capital and a full stop."""
+    text = line(text)
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """As many names as there is room for."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def plural(number: int, word: str) -> str:

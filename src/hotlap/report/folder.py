@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tempfile
+import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,15 @@ from typing import Any
 from hotlap.errors import HotlapError
 from hotlap.report.findings import ProfileReport, TuneReport, from_json, to_json
 
-VERSION = 1
+VERSIONS = {"tune": 1, "profile": 2}
 FORMATS = ("html", "md", "tex", "json", "text")
 FILE = "report.json"
 KINDS: dict[str, type[TuneReport] | type[ProfileReport]] = {"tune": TuneReport, "profile": ProfileReport}
+
+AGAIN = {
+    "tune": "run `hotlap tune --report DIR SCRIPT` to make one",
+    "profile": "run `hotlap profile --json FILE SCRIPT` to make one",
+}
 
 AnyReport = TuneReport | ProfileReport
 
@@ -35,7 +41,7 @@ def write(report: AnyReport, folder: str | Path) -> Path:
         drawn |= {f"{name}.svg": text.encode() for name, text in charts.svg_files(report).items()}
         for name, content in drawn.items():
             _replace(target / "figures" / name, content)
-        for name in charts.captions(report):  # a chart of an earlier report must not pass for one of this
+        for name in charts.NAMES:  # a chart of an earlier report must not pass for one of this
             for stale in {f"{name}.pdf", f"{name}.svg"} - set(drawn):
                 (target / "figures" / stale).unlink(missing_ok=True)
     except OSError as error:
@@ -43,10 +49,9 @@ def write(report: AnyReport, folder: str | Path) -> Path:
     return target
 
 
-def read(folder: str | Path) -> AnyReport:
+def read(folder: str | Path, again: str = AGAIN["tune"]) -> AnyReport:
     """The report saved in a folder; the path of its report.json will do too."""
-    path = Path(folder) if Path(folder).suffix == ".json" else Path(folder) / FILE
-    again = "run `hotlap tune --report DIR SCRIPT` to make one"
+    path = Path(folder) if Path(folder).is_file() or Path(folder).suffix == ".json" else Path(folder) / FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -58,12 +63,22 @@ def read(folder: str | Path) -> AnyReport:
     kind = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         raise HotlapError(f"{path} is not a report of hotlap: {again}")
-    if data.get("version") != VERSION:
-        raise HotlapError(f"{path} is of version {data.get('version')}, this hotlap reads version {VERSION}: {again}")
+    again = AGAIN[kind]
+    if data.get("version") != VERSIONS[kind]:
+        found = f"{path} is a {kind} report of version {data.get('version')}"
+        raise HotlapError(f"{found}, this hotlap reads version {VERSIONS[kind]}: {again}")
     try:
         return typing.cast(AnyReport, _with_nan(None, from_json(KINDS[kind], data)))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise HotlapError(f"{path} is damaged: it lacks parts of a {kind} report; {again}") from error
+
+
+def read_profile(path: str | Path) -> ProfileReport:
+    """A saved profile: the file that `hotlap profile --json` wrote, or a folder with a report in it."""
+    report = read(path, AGAIN["profile"])
+    if isinstance(report, ProfileReport):
+        return report
+    raise HotlapError(f"{path} is the report of a tuning, not of a profile: {AGAIN['profile']}")
 
 
 def render(report: AnyReport, format: str) -> str:
@@ -91,7 +106,7 @@ def render(report: AnyReport, format: str) -> str:
 
 def _json(report: AnyReport) -> str:
     kind = "tune" if isinstance(report, TuneReport) else "profile"
-    data = {"kind": kind, "version": VERSION, **_without_nan(to_json(report))}
+    data = {"kind": kind, "version": VERSIONS[kind], **_without_nan(to_json(report))}
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -108,6 +123,8 @@ def _with_nan(kind: Any, value: Any) -> Any:
     """The way back: null is nan where the field asks for a number, and nothing where it may be missing."""
     if value is None and kind is float:
         return math.nan
+    if typing.get_origin(kind) is types.UnionType and value is not None:
+        kind = typing.get_args(kind)[0]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kinds = typing.get_type_hints(type(value))
         names = [field.name for field in dataclasses.fields(value)]

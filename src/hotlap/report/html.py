@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hotlap.report import charts, figures, wording
+from hotlap.report import anatomy, charts, figures, wording
 from hotlap.report.findings import SHARES, ProfileReport, TuneReport
 
 if TYPE_CHECKING:
     import jinja2
 
+MOST_LAYERS = 60
+# the share that has most to do with it lends its colour
+MEMORY_COLOURS = {
+    "weights": "forward",
+    "gradients": "backward",
+    "optimizer_state": "update",
+    "activations": "wait",
+    "buffers": "copy",
+}
 ARROW, DASH = "\N{RIGHTWARDS ARROW}", "\N{EN DASH}"
 
 
@@ -38,15 +47,30 @@ def tune(report: TuneReport) -> str:
 
 def profile(report: ProfileReport) -> str:
     """Where the steps went."""
-    shares = wording.shares(report.shares)
+    device = report.device_shares or {}
+    shares = wording.shares(report.shares, device)
+    parts = anatomy.composition(report.memory)
     return _page(
         "profile.html.j2",
         report,
+        anatomy=anatomy,
+        headline=anatomy.headline(report),
+        bound=anatomy.BOUND.get(report.bound.by, ""),
         commands=wording.next_commands(report),
-        could=sorted((v for v in report.verdicts if v.state == "could help"), key=lambda one: -one.most),
+        could=anatomy.could_help(report),
         shares=shares,
-        largest=max((report.shares[name] for name in shares), default=1.0),
-        layer_keys=list(dict.fromkeys(key for layer in report.layers for key in layer)),
+        largest=max(
+            [one.get(name, 0.0) for one in (report.shares, device) for name in shares if one.get(name, 0) > 0] or [1]
+        ),
+        waits=[*anatomy.waits(report), *anatomy.not_blamed(report)],
+        makings=anatomy.makings(report.feeding) if report.feeding else [],
+        parts=parts,
+        whole=max(sum(size for _, size in parts), 1.0),
+        around=[(name, report.memory[name]) for name in anatomy.AROUND if name in report.memory],
+        memory_colours=MEMORY_COLOURS,
+        layers=anatomy.layers(report)[:MOST_LAYERS],
+        has_roof=any(layer.bound or layer.of_roof is not None for layer in report.layers),
+        peaks=anatomy.peaks(report),
     )
 
 
@@ -91,6 +115,8 @@ def _environment() -> jinja2.Environment:
         "plain": figures.plain,
         "setting": figures.setting,
         "gain": figures.gain,
-        "by_key": lambda value, key: figures.by_key(key, value),
+        "sentence": figures.sentence,
+        "place": lambda one: anatomy.place(one.path, one.line),
+        "shape": lambda sizes: " \N{MULTIPLICATION SIGN} ".join(map(str, sizes)) or "scalar",
     }
     return environment

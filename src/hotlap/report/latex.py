@@ -33,6 +33,7 @@ SPECIAL = {
     "~": r"\textasciitilde{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    "[": "{[}",  # at the start of a row it would be an option of the row before
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
     "'": r"\textquotesingle{}",
@@ -140,7 +141,7 @@ def escaped(text: str, may_break: bool = False) -> str:
 def _letter(letter: str, may_break: bool) -> str:
     said = SPECIAL.get(letter, letter)
     if said == letter and ord(letter) > 0xFF:
-        said = f"[U+{ord(letter):04X}]"
+        said = f"{{[}}U+{ord(letter):04X}]"
     elif said == letter and not letter.isprintable():
         said = ""
     return said + r"\allowbreak{}" if may_break and letter in BREAKS else said

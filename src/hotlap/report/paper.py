@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hotlap.report import charts, figures, wording
+from hotlap.report import anatomy, charts, figures, wording
 from hotlap.report.findings import ProfileReport, TuneReport
+
+MOST_LAYERS = 15
 
 
 class Code(str):
@@ -57,7 +59,7 @@ def tune(report: TuneReport) -> Paper:
     """The experiment section of a tuning."""
     return Paper(
         title=("Accelerating ", Code(report.script)),
-        abstract=[(_sentence(wording.headline(report)), " ", wording.why(report))],
+        abstract=[(figures.sentence(wording.headline(report)), " ", wording.why(report))],
         parts=[
             _data(report),
             _implementation(report),
@@ -73,41 +75,96 @@ def tune(report: TuneReport) -> Paper:
 
 def profile(report: ProfileReport) -> Paper:
     """Where the steps of a script go, in the same form."""
-    median = f"median of {figures.plural(report.steps, 'step')}; {report.ending}."
-    step = f"{figures.seconds(report.step_seconds)} a step, {median}"
-    rows = [
-        (
-            name,
-            figures.like(report.step_seconds * report.shares[name], report.step_seconds),
-            figures.percent(report.shares[name]),
-        )
-        for name in wording.shares(report.shares)
-    ]
-    syncs = [
-        (Code(f"{one.path}:{one.line}"), figures.count(one.count), figures.seconds(one.seconds)) for one in report.syncs
-    ]
-    memory = [(name, figures.bytes_(size)) for name, size in report.memory.items()]
+    step = figures.sentence(f"{anatomy.headline(report)}; {anatomy.timed(report)}")
     verdicts = [
         (Code(one.technique), one.state, figures.gain(one.most) if one.state == "could help" else "", one.why)
         for one in report.verdicts
     ]
-    shares: list[Piece] = [
-        ("Shares are of the wall clock, from one batch to the next.",),
-        *_table(("share", "time", "of a step"), rows, "Shares of a step.", {1, 2}),
-        *_table(("place", "times", "in all"), syncs, "Where the host waits for the device.", {1, 2}),
-        *_table(("memory", "size"), memory, "Memory.", {1}),
-    ]
     could = _table(("technique", "verdict", "at most", "why"), verdicts, "Verdict on every technique.", {2})
-    return Paper(
-        ("Profile of ", Code(report.script)),
-        [(step,)],
-        [
-            Part("Where the step goes", shares),
-            Part("What could help", could or [("No technique was judged.",)]),
-            Part("Implementation details", [_facts(report), *((_sentence(caveat),) for caveat in report.caveats)]),
-            _pictures(report),
-        ],
-    )
+    caveats = [(figures.sentence(text),) for text in (anatomy.failure(report), *report.caveats) if text]
+    parts = [
+        Part("Where the step goes", _step(report)),
+        Part("How a batch is made", _feeding(report)),
+        Part("Memory", _memory(report)),
+        Part("Layers", _layers(report)),
+        Part("What could help", could or [("No technique was judged.",)]),
+        Part("Implementation details", [_facts(report), *caveats]),
+        _pictures(report),
+    ]
+    return Paper(("Profile of ", Code(report.script)), [(step,)], [part for part in parts if part.pieces])
+
+
+def _step(report: ProfileReport) -> list[Piece]:
+    whole, device = report.step_seconds, report.device_shares
+    rows = []
+    for name in wording.shares(report.shares, device or {}):
+        found = [one.get(name, 0.0) for one in (report.shares, device) if one is not None]
+        rows.append(
+            (name, *(text for one in found for text in (figures.like(whole * one, whole), figures.percent(one))))
+        )
+    head = ("share", "host", "of a step", *(("device", "of a step") if device is not None else ()))
+    waits = [
+        (
+            Code(anatomy.place(one.path, one.line)),
+            one.kind,
+            anatomy.how_often(one, report.steps),
+            anatomy.cost(one, report.steps),
+        )
+        for one in anatomy.waits(report)
+    ]
+    return [
+        ("Shares are of the wall clock, from one batch to the next. ", figures.sentence(anatomy.busy(report))),
+        *((figures.sentence(text),) for text in report.bound.evidence),
+        *_table(head, rows, "Shares of a step.", set(range(1, len(head)))),
+        *_table(("place", "for", "how often", "a step"), waits, "Where the host waits for the device.", {3}),
+    ]
+
+
+def _feeding(report: ProfileReport) -> list[Piece]:
+    if report.feeding is None:
+        return []
+    rows = [
+        (
+            one.what,
+            figures.seconds(one.seconds),
+            figures.percent(share),
+            Code(anatomy.place(one.path, one.line)) if one.path else "",
+        )
+        for one, share in anatomy.makings(report.feeding)
+    ]
+    said = [f"One batch takes {anatomy.batch(report.feeding)}", anatomy.supply(report.feeding), *report.feeding.advice]
+    table = _table(("part", "a batch", "share", "place"), rows, "What a batch is made of.", {1, 2})
+    return [*((figures.sentence(text),) for text in said if text), *table]
+
+
+def _memory(report: ProfileReport) -> list[Piece]:
+    said = [", ".join([anatomy.peak(report), *anatomy.room(report)])] if report.memory else []
+    said += [f"Growing: {anatomy.growth(one)}" for one in report.growth]
+    rows = [(anatomy.said(name), figures.bytes_(size)) for name, size in anatomy.composition(report.memory)]
+    return [
+        *((figures.sentence(text),) for text in said),
+        *_table(("memory", "size"), rows, "Memory at the peak.", {1}),
+    ]
+
+
+def _layers(report: ProfileReport) -> list[Piece]:
+    found = anatomy.layers(report)[:MOST_LAYERS]
+    rows = [
+        (
+            Code(anatomy.layer_name(one, report)),
+            one.kind,
+            figures.seconds(anatomy.layer_seconds(one)),
+            figures.percent(one.share),
+            anatomy.flop(one),
+            anatomy.of_roof(one),
+        )
+        for one in found
+    ]
+    caption = f"The slowest {len(found)} of {figures.plural(len(report.layers), 'layer')}, forward and backward."
+    said = [*report.remarks, *(f"input {one.name}: {remark}" for one, remark in anatomy.odd_inputs(report))]
+    said += [f"Never used: {anatomy.unused(report, 6)}"] if report.unused else []
+    table = _table(("layer", "kind", "time", "share", "work", "of roof"), rows, caption, {2, 3, 4, 5})
+    return [*table, *((figures.sentence(text),) for text in said)]
 
 
 def _data(report: TuneReport) -> Part:
@@ -181,7 +238,11 @@ def _analysis(report: TuneReport) -> Part:
     ]
     shares = _table(("share", "before", "after"), rows, "What a step is spent on.", {1, 2})
     checks = [(c.what, figures.plain(c.figure), c.limit, "passed" if c.passed else "failed") for c in report.parity]
-    said = [f"Parity: {wording.parity(report)}.", f"Tuning: {wording.cost(report)}.", *map(_sentence, report.caveats)]
+    said = [
+        f"Parity: {wording.parity(report)}.",
+        f"Tuning: {wording.cost(report)}.",
+        *map(figures.sentence, report.caveats),
+    ]
     return Part(
         "Analysis",
         [
@@ -231,8 +292,3 @@ def _table(
 
 def _measured(value: float | None) -> str:
     return "not measured" if value is None else figures.ratio(value)
-
-
-def _sentence(text: str) -> str:
-    text = figures.line(text)
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -93,19 +93,24 @@ def parity(report: TuneReport) -> str:
 
 def commands(report: TuneReport) -> list[str]:
     """What to type next."""
-    script = quoted(report.script)
-    rest = "".join(f" {shlex.quote(argument)}" for argument in report.arguments)
     if not report.kept:
-        return [f"hotlap profile {script}{rest}"]
+        return [f"hotlap profile {with_arguments(report)}"]
     plan = shlex.quote(
         str(PurePath(report.script).with_name("hotlap.toml")) if is_path(report.script) else "hotlap.toml"
     )
-    return [f"hotlap run {script}{rest}", f"hotlap fix --plan {plan} {script} --diff"]
+    return [f"hotlap run {with_arguments(report)}", f"hotlap fix --plan {plan} {quoted(report.script)} --diff"]
 
 
 def next_commands(report: ProfileReport) -> list[str]:
     """After a profile: tune where something could help."""
-    return [f"hotlap tune {quoted(report.script)}"] if any(v.state == "could help" for v in report.verdicts) else []
+    if not any(verdict.state == "could help" for verdict in report.verdicts):
+        return []
+    return [f"hotlap tune {with_arguments(report)}"]
+
+
+def with_arguments(report: TuneReport | ProfileReport) -> str:
+    """The script and what it was given, as a shell wants them."""
+    return " ".join([quoted(report.script), *map(shlex.quote, report.arguments)])
 
 
 def is_path(script: str) -> bool:

@@ -1,0 +1,113 @@
+"""Who the steps are bound by: data, copies, waits for the device, launches, Python, arithmetic or memory, with the
+figures that show it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Literal
+
+from hotlap.observe.run import LayerFacts, LookFacts, Run, shares
+from hotlap.report import figures
+from hotlap.report.findings import Bound, By
+
+_BUSY = 0.85  # a device this busy leaves nothing to gain by feeding it faster
+_MOST = 0.4  # a share of the host's time that decides without a closer look
+_KERNELS_PAY = 0.5  # less than this of forward and backward inside kernels: the rest is handing over
+
+
+def bound(run: Run, step_seconds: float) -> Bound:
+    host = run.shares
+    if run.device == "cpu":
+        return _on_processor(run, host)
+    busy_seconds = sum(run.look.device_seconds.values())
+    if not busy_seconds:
+        return _without_look(run, host)
+    busy = min(1.0, busy_seconds / step_seconds)
+    idle = f"the device is idle {figures.percent(1 - busy)} of a step"
+    if busy >= _BUSY:
+        kind, shown = _compute_or_memory(run.look)
+        return Bound(kind, [f"the device is busy {figures.percent(busy)} of a step", *shown])
+    waiting, copying, syncing = (step_seconds * host[name] for name in ("wait", "copy", "sync"))
+    idle_seconds = step_seconds * (1 - busy)
+    if waiting >= idle_seconds / 2:
+        said = f"{figures.seconds(waiting)} of a step ({figures.percent(host['wait'])}) pass waiting for the next batch"
+        return Bound("data", [said, idle, *_queue(run)])
+    handing_over = step_seconds - waiting - copying - syncing
+    if handing_over >= busy_seconds or syncing + copying < idle_seconds / 2:
+        host_needs = figures.seconds(handing_over)
+        said = f"the host needs {host_needs} to hand a step over, the device {figures.seconds(busy_seconds)} to run it"
+        kernels = run.look.kernels
+        each = f"{kernels:,} kernels a step, {figures.seconds(busy_seconds / kernels)} each" if kernels else ""
+        return Bound("launch", [said, idle, *([each] if each else [])])
+    waits = f"the host waits {figures.seconds(syncing + copying)} a step for the device and then has to hand over anew"
+    worst = max(run.syncs, key=lambda sync: sync.seconds, default=None)
+    place = [f"longest at {worst.path}:{worst.line} ({worst.kind})"] if worst is not None else []
+    return Bound("sync" if syncing >= copying else "copy", [waits, idle, *place])
+
+
+def _without_look(run: Run, host: dict[str, float]) -> Bound:
+    device = shares(run.device_parts)
+    if host["wait"] > _MOST:
+        waits = f"{figures.percent(host['wait'])} of a step pass waiting for the next batch"
+        return Bound("data", [waits, *_queue(run)])
+    if host["copy"] > _MOST:
+        return Bound("copy", [f"{figures.percent(host['copy'])} of a step pass moving batches to the device"])
+    said = ", ".join(f"{name} {figures.percent(device[name])}" for name in ("forward", "backward", "update"))
+    return Bound("unknown", [f"by the device's clock: {said}", "no closer look: what runs inside these is not known"])
+
+
+def _on_processor(run: Run, host: dict[str, float]) -> Bound:
+    groups: dict[By, float] = {"data": host["wait"], "copy": host["copy"], "python": host["other"]}
+    groups["sync"] = host["sync"]
+    computing = host["forward"] + host["backward"] + host["update"]
+    name = max(groups, key=lambda one: groups[one])
+    if groups[name] > computing:
+        words = {"data": "waiting for the next batch", "copy": "moving batches", "python": "in the script's own Python"}
+        words["sync"] = "reading tensors"
+        said = f"{figures.percent(groups[name])} of a step pass {words[name]}"
+        return Bound(name, [said, *(_queue(run) if name == "data" else [])])
+    told = f"{figures.percent(computing)} of a step pass in forward, backward and update"
+    inside = sum(layer.forward_seconds + layer.backward_seconds for layer in run.look.layers)
+    there = statistics.median(map(sum, run.step_parts)) * (host["forward"] + host["backward"]) if run.step_parts else 0
+    if inside and inside < _KERNELS_PAY * there:
+        part = figures.percent(inside / there)
+        return Bound("launch", [told, f"only {part} of forward and backward is spent inside operations"])
+    kind, shown = _compute_or_memory(run.look)
+    return Bound(kind, [told, *shown])
+
+
+def _compute_or_memory(look: LookFacts) -> tuple[By, list[str]]:
+    """By the roofline measured here: which of the two holds most of the layers' time."""
+    timed = [(layer, layer.forward_seconds + layer.backward_seconds) for layer in look.layers]
+    total = sum(seconds for _, seconds in timed)
+    if not total or not look.peak_bandwidth:
+        return "compute", []
+    moving = sum(seconds for layer, seconds in timed if layer_bound(layer, look) == "memory")
+    kind: By = "memory" if moving > total / 2 else "compute"
+    part = moving if kind == "memory" else total - moving
+    what = "move more bytes than they compute" if kind == "memory" else "compute more than they move"
+    reached = sum(layer.flops for layer, _ in timed) / total
+    return kind, [f"layers with {figures.percent(part / total)} of the layers' time {what}", *_reached(reached, look)]
+
+
+def _reached(flops_a_second: float, look: LookFacts) -> Iterable[str]:
+    peak = look.peak_flops.get("float32")
+    if peak and flops_a_second:
+        yield f"{flops_a_second / 1e12:.2f} TFLOP/s reached; float32 matrix products reach {peak / 1e12:.2f} here"
+
+
+def layer_bound(layer: LayerFacts, look: LookFacts) -> Literal["compute", "memory", ""]:
+    """ "compute" above the balance point of the roofline for its dtype, "memory" below, "" where it is not known."""
+    peak = look.peak_flops.get(layer.dtype) or look.peak_flops.get("float32")
+    if not peak or not look.peak_bandwidth or not layer.moved_bytes:
+        return ""
+    return "compute" if layer.flops / layer.moved_bytes >= peak / look.peak_bandwidth else "memory"
+
+
+def _queue(run: Run) -> list[str]:
+    feed = run.feed
+    if not feed.draws:
+        return []
+    empty = figures.percent(feed.draws_from_empty / feed.draws)
+    return [f"{empty} of the draws found no batch ready, of at most {feed.capacity}"]

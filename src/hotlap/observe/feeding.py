@@ -1,0 +1,542 @@
+"""How batches are made: what the processes that make them do meanwhile, and how many wait to be drawn.
+
+Each process keeps its own figures and leaves them in a folder, as one small file, so that they can be read from outside
+also when the script was killed. Forked workers inherit what is attached here; others cannot be looked into."""
+
+from __future__ import annotations
+
+import functools
+import json
+import linecache
+import os
+import random
+import statistics
+import sys
+import time
+import weakref
+from _thread import get_ident, start_new_thread  # bare threads: nothing to join, no locks to hold across a fork
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from hotlap.observe.patch import Patch
+from hotlap.observe.run import FeedFacts, Maker, Making
+from hotlap.observe.stacks import COLLATE, OWN, Label, Labels, stack_below
+
+clock = time.perf_counter
+
+_SAMPLE_SECONDS = 0.005  # on average
+_SWITCH_SECONDS = 0.0001  # how soon a thread that makes a batch lets the sampler in
+_WRITE_SECONDS = 0.5
+_LOOKED_AT = 8  # batches whose size is taken
+_METERED = 16  # of quick batches one in so many is metered, since that costs some microseconds
+_QUICK_SECONDS = 0.0005
+_THINGS = 4096  # in one batch, when its size is taken
+_SHM = "/dev/shm"
+
+
+class Feeding:
+    def __init__(self, patch: Patch, folder: str) -> None:
+        from torch.utils.data._utils import fetch
+
+        self._folder = folder
+        self._process: _Process | None = None
+        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            patch.set(kind, "fetch", self._watched(kind.fetch))
+        self._code: CodeType = fetch._MapDatasetFetcher.fetch.__code__  # the wrapper's, the same for both
+        patch.at(patch.joints.batch_drawn, self._batch_drawn, depth=-1)  # outside what others time
+        patch.on_undo(self._leave)
+
+    def facts(self, datasets: Collection[int] | None = None) -> FeedFacts:
+        """Of these data sets, by `id`, or of all: those that are only evaluated on are not what training waits for."""
+        if self._process is not None:
+            self._process.write()
+        return feed_facts(self._folder, datasets)
+
+    def _watched(self, original: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def fetch(fetcher: Any, possibly_batched_index: Any) -> Any:
+            process, thread = self._here(), get_ident()
+            if thread in process.making:  # a data set that itself draws from a loader
+                return original(fetcher, possibly_batched_index)
+            task = process.begin(thread, fetcher)
+            collate = fetcher.collate_fn
+            fetcher.collate_fn = _Collating(collate, task)
+            try:
+                batch = original(fetcher, possibly_batched_index)
+            except BaseException:
+                process.end(thread, task, 0)
+                raise
+            finally:
+                fetcher.collate_fn = collate
+            process.end(thread, task, 1)
+            task.ledger.made(_samples(fetcher, possibly_batched_index, batch))
+            return batch
+
+        return fetch
+
+    def _batch_drawn(self, proceed: Any, iterator: Any) -> Any:
+        workers = getattr(iterator, "_num_workers", 0)
+        depth = _depth(iterator) if workers else 0
+        batch = proceed(iterator)
+        process = self._here()
+        ledger = process.ledger(iterator._dataset)
+        if workers:
+            ledger.drew(iterator, depth)
+        if len(ledger.batch_bytes) < _LOOKED_AT:
+            ledger.look_at(batch)
+        process.told()
+        return batch
+
+    def _here(self) -> _Process:
+        """This process's figures; a forked worker starts its own."""
+        pid = os.getpid()
+        if self._process is None or self._process.pid != pid:
+            if self._process is not None:
+                self._process.close()  # the parent's, as inherited
+            self._process = _Process(pid, self._folder, self._code)
+        return self._process
+
+    def _leave(self) -> None:
+        if self._process is not None and self._process.pid == os.getpid():
+            self._process.stop()
+            self._process = None
+
+
+class _Ledger:
+    """What one process did for one data set."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self.name = id(dataset), type(dataset).__name__
+        self.labels = Labels(_Collating.__call__.__code__)
+        self.fetcher: Any = lambda: None
+        self.seen: dict[Label, float] = {}  # samples, by weight
+        self.batches = self.samples = 0
+        self.sizes: list[int] = []
+        self.seconds = self.collate_seconds = 0.0
+        self.read_bytes = self.asked_bytes = 0
+        self.waited_seconds = 0.0
+        self.draws = self.draws_from_empty = self.depths = self.capacity = 0
+        self.batch_bytes: list[int] = []
+        self.drawn_samples = 0
+        self.unwatched = ""
+
+    def made(self, samples: int) -> None:
+        self.samples += samples
+        if len(self.sizes) < _LOOKED_AT:
+            self.sizes.append(samples)
+
+    def drew(self, iterator: Any, depth: int) -> None:
+        if not self.draws:
+            self.capacity = iterator._num_workers * iterator._prefetch_factor
+            method = getattr(getattr(iterator._workers[0], "_popen", None), "method", "fork")
+            if method != "fork":
+                self.unwatched = f"workers are started by {method}, which cannot be looked into"
+        self.draws += 1
+        self.depths += depth
+        self.draws_from_empty += not depth
+
+    def look_at(self, batch: Any) -> None:
+        self.batch_bytes.append(sum(size for size, _ in _sizes(batch)))
+        self.drawn_samples = self.drawn_samples or _shared_length(batch)
+
+    def record(self) -> dict[str, Any]:
+        skipped = ("labels", "fetcher", "seen")
+        plain = {name: value for name, value in vars(self).items() if name not in skipped}
+        return plain | {"seen": [[*label, weight] for label, weight in list(self.seen.items())]}
+
+
+class _Task:
+    """A batch in the making."""
+
+    __slots__ = ("before", "collate_seconds", "ledger", "since", "weight")
+
+    def __init__(self, ledger: _Ledger, weight: int, before: _Reading | None) -> None:
+        self.ledger, self.weight, self.before = ledger, weight, before
+        self.collate_seconds = 0.0
+        self.since = clock()
+
+
+class _Collating:
+    """Stands for a collate function while one batch is made. Its time is taken by the clock: samples favour it, since
+    it lets go of the interpreter's lock for longer than the small steps before it do."""
+
+    __slots__ = ("_collate", "_task")
+
+    def __init__(self, collate: Any, task: _Task) -> None:
+        self._collate, self._task = collate, task
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        start = clock()
+        try:
+            return self._collate(*args, **kwargs)
+        finally:
+            self._task.collate_seconds += clock() - start
+
+
+class _Process:
+    """The figures of this process, and the thread that looks at what is going on in it."""
+
+    def __init__(self, pid: int, folder: str, code: CodeType) -> None:
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        self.pid, self.worker = pid, -1 if info is None else info.id
+        self.making: dict[int, _Task] = {}
+        self._code = code
+        self._ledgers: dict[int, _Ledger] = {}
+        self._path = os.path.join(folder, f"feed-{pid}-{time.monotonic_ns()}.json")  # pids come again
+        self._meter = _Meter()
+        self._written = float("-inf")
+        self._is_changed = self._is_over = self._has_started = self._is_sampling = False
+        self._failed = ""
+        self._own_asked = 0  # bytes the sampler read itself
+        self._switch_seconds = _SWITCH_SECONDS
+        self._shm_free = sys.maxsize
+        self._at_exit: Any = None
+
+    def ledger(self, dataset: Any) -> _Ledger:
+        found = self._ledgers.get(id(dataset))
+        if found is None:
+            found = self._ledgers[id(dataset)] = _Ledger(dataset)
+        return found
+
+    # round each batch: only some microseconds ------------------------------------------------------------------------
+
+    def begin(self, thread: int, fetcher: Any) -> _Task:
+        ledger = self.ledger(fetcher.dataset)
+        if ledger.fetcher() is not fetcher:  # a new epoch
+            ledger.fetcher = weakref.ref(fetcher)
+            ledger.labels.learn(fetcher.dataset)
+        if not self._has_started:
+            self._start()
+        is_quick = ledger.batches >= _METERED and ledger.seconds < _QUICK_SECONDS * ledger.batches
+        weight = _METERED if is_quick else 1
+        before = None if is_quick and ledger.batches % _METERED else self._meter.read(thread, self._own_asked)
+        if not self.making:
+            now = sys.getswitchinterval()
+            if abs(now - _SWITCH_SECONDS) > 1e-6:
+                self._switch_seconds = now
+                sys.setswitchinterval(_SWITCH_SECONDS)
+        task = self.making[thread] = _Task(ledger, weight, before)
+        return task
+
+    def end(self, thread: int, task: _Task, batches: int) -> None:
+        ledger = task.ledger
+        ledger.seconds += clock() - task.since
+        ledger.collate_seconds += task.collate_seconds
+        del self.making[thread]
+        if not self.making and abs(sys.getswitchinterval() - _SWITCH_SECONDS) < 1e-6:  # else the script's own wish
+            sys.setswitchinterval(self._switch_seconds)
+        ledger.batches += batches
+        after = self._meter.read(thread, self._own_asked) if task.before is not None else None
+        if task.before is not None and after is not None:
+            read, asked, waited = after.since(task.before)
+            ledger.read_bytes += read * task.weight
+            ledger.asked_bytes += asked * task.weight
+            ledger.waited_seconds += waited * task.weight
+        self.told()
+
+    # the sampler -----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        from multiprocessing.util import Finalize  # workers leave without `atexit`
+
+        self._has_started = self._is_sampling = True
+        self._at_exit = Finalize(None, self.write, exitpriority=100)
+        try:
+            start_new_thread(self._sample, ())
+        except RuntimeError as error:
+            self._is_sampling, self._failed = False, f"stacks could not be sampled: {error}"
+
+    def _sample(self) -> None:
+        try:
+            self._keep_sampling()
+        except Exception as error:  # the training must not suffer, but the record says why it is empty
+            self._is_sampling, self._failed = False, f"stacks could not be sampled: {type(error).__name__}: {error}"
+            self.write()
+
+    def _keep_sampling(self) -> None:
+        """At random times without memory, because regular ones fall into step with the batches. A thread that holds
+        the interpreter's lock lets us in late; since it did one thing all the while, a late sample counts for more."""
+        pauses = random.Random(self.pid)  # our own: the script's generators stay as they are
+        sources = len(linecache.cache)
+        while not self._is_over:
+            pause = pauses.expovariate(1 / _SAMPLE_SECONDS)
+            due = clock() + pause
+            time.sleep(pause)
+            for thread, task in list(self.making.items()):
+                stack = stack_below(sys._current_frames().get(thread), self._code)
+                if stack and stack[-1][0].co_filename != self._code.co_filename:  # not our own part of it
+                    label, seen = task.ledger.labels.label(stack), task.ledger.seen
+                    blind_seconds = clock() - max(due, task.since)  # with what labelling took
+                    seen[label] = seen.get(label, 0.0) + 1 + blind_seconds / _SAMPLE_SECONDS
+                    self._is_changed = True
+            if len(linecache.cache) != sources:
+                sources = len(linecache.cache)
+                self._own_asked = _asked_bytes()
+            if self._is_changed and clock() - self._written >= _WRITE_SECONDS:
+                self.write()
+
+    # the record ------------------------------------------------------------------------------------------------------
+
+    def told(self) -> None:
+        """There is something to write. A process that only draws has no sampler that does it."""
+        self._is_changed = True
+        if not self._is_sampling and clock() - self._written >= _WRITE_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        self._written, self._is_changed = clock(), False
+        shm_bytes, shm_free = _shm()
+        self._shm_free = min(self._shm_free, shm_free)
+        record = {
+            "worker": self.worker,
+            "resident_bytes": _resident_bytes(),
+            "shm_bytes": shm_bytes,
+            "shm_free_bytes": self._shm_free,
+            "failed": self._failed,
+            "ledgers": [ledger.record() for ledger in list(self._ledgers.values())],
+        }
+        rough = f"{self._path}.{get_ident()}"
+        try:
+            Path(rough).write_text(json.dumps(record))
+            os.replace(rough, self._path)
+        except OSError:  # a worker that outlives the folder
+            pass
+
+    def stop(self) -> None:
+        self.write()
+        self._is_over = True
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+        self.close()
+
+    def close(self) -> None:
+        self._meter.close()
+
+
+# what the system counts ----------------------------------------------------------------------------------------------
+
+
+class _Reading:
+    __slots__ = ("asked_bytes", "cost_bytes", "read_bytes", "waited_seconds")
+
+    def __init__(self, io: bytes, schedule: bytes, own_bytes: int) -> None:
+        fields = io.split()
+        self.asked_bytes, self.read_bytes = int(fields[1]) - own_bytes, int(fields[9])
+        self.waited_seconds = int(schedule.split()[1]) / 1e9 if schedule else 0.0
+        self.cost_bytes = len(io) + len(schedule)  # to read the counter is counted, too
+
+    def since(self, before: _Reading) -> tuple[int, int, float]:
+        return (
+            self.read_bytes - before.read_bytes,
+            max(0, self.asked_bytes - before.asked_bytes - before.cost_bytes),
+            max(0.0, self.waited_seconds - before.waited_seconds),
+        )
+
+
+class _Meter:
+    """Bytes read by this process, and how long a thread stood runnable without a core."""
+
+    def __init__(self) -> None:
+        self._io = _open("/proc/self/io")
+        self._threads: dict[int, Any] = {}
+
+    def read(self, thread: int, own_bytes: int) -> _Reading | None:
+        if self._io is None:
+            return None
+        if thread not in self._threads:
+            self._threads[thread] = _open("/proc/thread-self/schedstat")
+        schedule = self._threads[thread]
+        try:
+            waits = b"" if schedule is None else os.pread(schedule.fileno(), 128, 0)
+            return _Reading(os.pread(self._io.fileno(), 512, 0), waits, own_bytes)
+        except ProcessLookupError:  # an older thread by the same number
+            self._threads.pop(thread).close()
+            return None
+        except (OSError, ValueError, IndexError):  # closed, or written in another way
+            return None
+
+    def close(self) -> None:
+        for file in (self._io, *self._threads.values()):
+            if file is not None:
+                file.close()
+
+
+def _open(path: str) -> Any:
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError:
+        return None
+
+
+def _asked_bytes() -> int:
+    """By this thread."""
+    try:
+        return int(Path("/proc/thread-self/io").read_bytes().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def _shm() -> tuple[int, int]:
+    try:
+        found = os.statvfs(_SHM)
+    except OSError:
+        return 0, 0
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+# what a batch is -----------------------------------------------------------------------------------------------------
+
+
+def _depth(iterator: Any) -> int:
+    """How many batches are ready: those that came out of turn, and those not yet taken from the queue."""
+    try:
+        ready = sum(len(task) > 1 for task in iterator._task_info.values())
+        return int(min(ready + iterator._data_queue.qsize(), len(iterator._task_info)))
+    except (AttributeError, NotImplementedError, OSError):  # macOS cannot count a queue
+        return 0
+
+
+def _samples(fetcher: Any, index: Any, batch: Any) -> int:
+    if isinstance(index, (list, tuple)):
+        cut = getattr(fetcher, "ended", False)  # an iterable's last batch
+        return min(_shared_length(batch) or len(index), len(index)) if cut else len(index)
+    return _shared_length(batch) or 1
+
+
+def _shared_length(batch: Any) -> int:
+    """The first dimension, where all its tensors have the same."""
+    lengths = {length for _, length in _sizes(batch)}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _sizes(batch: Any) -> Iterator[tuple[int, int]]:
+    """Bytes and first dimension of each tensor in it."""
+    for array in _arrays(batch):
+        try:
+            yield int(array.nbytes), int(array.shape[0]) if len(array.shape) else 0
+        except (RuntimeError, NotImplementedError, AttributeError, TypeError):  # nested and sparse ones have no such
+            continue
+
+
+def _arrays(batch: Any) -> Iterator[Any]:
+    """The tensors and arrays in a batch, however they are packed. None of its own code is run."""
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
+    kinds = (torch.Tensor,) if numpy is None else (torch.Tensor, numpy.ndarray)
+    stack, seen, budget = [batch], set(), _THINGS
+    while stack and budget:
+        thing = stack.pop()
+        budget -= 1
+        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type)) or thing is None:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, kinds):
+            yield thing
+        elif isinstance(thing, (list, tuple)):
+            stack.extend(reversed(thing))
+        else:
+            held = thing if isinstance(thing, dict) else getattr(thing, "__dict__", None)
+            if isinstance(held, dict):
+                stack.extend(reversed(list(dict.values(held))))
+
+
+# reading it back -----------------------------------------------------------------------------------------------------
+
+
+def read_makers(folder: str) -> list[dict[str, Any]]:
+    """What each process has left in the folder."""
+    found = []
+    for path in sorted(Path(folder).glob("feed-*.json")):
+        try:
+            found.append(json.loads(path.read_text()))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def feed_facts(folder: str, datasets: Collection[int] | None = None) -> FeedFacts:
+    """How batches of these data sets, or of all, were made: from the folder alone, whoever is still alive."""
+    processes = read_makers(folder)
+    rows = [
+        (process, ledger)
+        for process in processes
+        for ledger in process["ledgers"]
+        if datasets is None or ledger["dataset"] in datasets
+    ]
+    ledgers = [ledger for _, ledger in rows]
+    sizes = [size for ledger in ledgers for size in ledger["sizes"]]
+    sizes = sizes or [ledger["drawn_samples"] for ledger in ledgers if ledger["drawn_samples"]]
+    batch_bytes = [size for ledger in ledgers for size in ledger["batch_bytes"]]
+    draws = sum(ledger["draws"] for ledger in ledgers)
+    reasons = [ledger["unwatched"] for ledger in ledgers] + [process["failed"] for process, _ in rows]
+    shm_bytes, shm_free = _shm()
+    return FeedFacts(
+        makers=_makers(rows),
+        makings=_makings(ledgers),
+        batch_bytes=statistics.median_low(batch_bytes) if batch_bytes else 0,
+        batch_samples=statistics.median_low(sizes) if sizes else 0,
+        draws=draws,
+        draws_from_empty=sum(ledger["draws_from_empty"] for ledger in ledgers),
+        mean_depth=sum(ledger["depths"] for ledger in ledgers) / draws if draws else 0.0,
+        capacity=max((ledger["capacity"] for ledger in ledgers), default=0),
+        shm_bytes=max((process["shm_bytes"] for process in processes), default=shm_bytes),
+        shm_free_bytes=min((process["shm_free_bytes"] for process in processes), default=shm_free),
+        unwatched=next(filter(None, reasons), ""),
+    )
+
+
+def _makers(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[Maker]:
+    """One for each worker's number: a loader may start its workers again with each epoch."""
+    found: dict[int, Maker] = {}
+    for process, ledger in rows:
+        if not ledger["seconds"]:
+            continue  # it only drew
+        number = process["worker"]
+        one = found.get(number, Maker(number, 0, 0, 0.0, 0, 0, 0, 0.0))
+        found[number] = Maker(
+            worker=number,
+            batches=one.batches + ledger["batches"],
+            samples=one.samples + ledger["samples"],
+            seconds=one.seconds + ledger["seconds"],
+            read_bytes=one.read_bytes + ledger["read_bytes"],
+            asked_bytes=one.asked_bytes + ledger["asked_bytes"],
+            resident_bytes=max(one.resident_bytes, process["resident_bytes"]),
+            waited_seconds=one.waited_seconds + ledger["waited_seconds"],
+        )
+    return [found[number] for number in sorted(found)]
+
+
+def _makings(ledgers: list[dict[str, Any]]) -> list[Making]:
+    """Shares from the samples, seconds from the clock: they add up to what making took."""
+    seconds: dict[Label, float] = {}
+    collating = [(ledger["collate_seconds"], ledger["seen"]) for ledger in ledgers]
+    before = [(ledger["seconds"] - ledger["collate_seconds"], ledger["seen"]) for ledger in ledgers]
+    _share_out(collating, lambda what: what == COLLATE, COLLATE, seconds)
+    _share_out(before, lambda what: what != COLLATE, OWN, seconds)
+    return sorted((Making(label[0], one, *label[1:]) for label, one in seconds.items()), key=lambda row: -row.seconds)
+
+
+def _share_out(
+    parts: list[tuple[float, list[list[Any]]]], belongs: Callable[[str], bool], unseen: str, into: dict[Label, float]
+) -> None:
+    """The time of each process by its samples. One too short to be sampled is taken to have done as the others did."""
+    shares: dict[Label, float] = {}
+    for seconds, seen in parts:
+        rows = [(tuple(label), weight) for *label, weight in seen if belongs(label[0])]
+        total = sum(weight for _, weight in rows)
+        for label, weight in rows:
+            shares[label] = shares.get(label, 0.0) + seconds * weight / total
+    time_taken, known = sum(seconds for seconds, _ in parts), sum(shares.values())
+    if time_taken > 0:
+        shares = {label: one * time_taken / known for label, one in shares.items()} if known else {}
+        into.update(shares or {(unseen, "", 0): time_taken})

@@ -1,0 +1,131 @@
+"""Where the host waits for the device, and where batches are moved to it, with the line of the script's own code."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hotlap.observe import anatomy as at
+from hotlap.observe.device_clock import DeviceClock
+from hotlap.observe.ledger import Ledger
+from hotlap.observe.patch import Patch
+from hotlap.observe.run import SyncFacts
+from hotlap.observe.whose import LIBRARY, SCRIPT, is_ours, is_users, whose
+
+clock = time.perf_counter
+
+COPY, PAGEABLE = "copy", "pageable copy"  # a copy from pinned memory lets the host go on: only the other kind waits
+_NAMES = {"__bool__": "if", "__float__": "float", "__int__": "int", "__index__": "index", "__repr__": "print"}
+_NAMES |= {"__format__": "print", "__getitem__": "boolean index", "__setitem__": "boolean index"}
+_SITES_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class Site:
+    path: str
+    line: int
+    kind: str
+
+
+class Waits:
+    """Subscribes to waits and moves. Only the script's own thread counts, and of nested waits only the outermost."""
+
+    def __init__(self, patch: Patch, ledger: Ledger, device: DeviceClock) -> None:
+        self.sites: list[Site] = []
+        self._ledger, self._device = ledger, device
+        self._thread, self._is_inside = threading.get_ident(), False
+        self._numbers: dict[tuple[Any, int, str], int] = {}
+        patch.at(patch.joints.host_waited, self._waited)
+        patch.at(patch.joints.batch_moved, self._moved)
+
+    def _waited(self, proceed: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if self._is_inside or threading.get_ident() != self._thread:
+            return proceed(name, *args, **kwargs)
+        self._is_inside = True
+        start = clock()
+        try:
+            return proceed(name, *args, **kwargs)
+        finally:
+            end = clock()
+            self._is_inside = False
+            site = self._site(name, not args or getattr(args[0], "is_cuda", True))
+            if site is not None:
+                self._ledger.note(at.SYNC, site, start, end)
+
+    def _moved(self, proceed: Any, name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._is_inside or threading.get_ident() != self._thread:
+            return proceed(name, tensor, *args, **kwargs)
+        before = None if tensor.is_cuda else self._device.mark()
+        start = clock()
+        moved = proceed(name, tensor, *args, **kwargs)
+        end = clock()
+        if tensor.is_cuda is moved.is_cuda:
+            return moved
+        to_host = tensor.is_cuda
+        site = self._site("cpu" if to_host else COPY if tensor.is_pinned() else PAGEABLE, True)
+        if site is not None:
+            number = self._ledger.note(at.SYNC if to_host else at.COPY, site, start, end)
+            self._device.put(number, before, None if to_host else self._device.mark())
+        return moved
+
+    def _site(self, name: str, on_device: bool) -> int | None:
+        """The number of the line that called; None where that was hotlap, or a library reading its own numbers."""
+        caller: Any = sys._getframe(4)  # past this, the subscriber, the joint and the method that was replaced
+        path = caller.f_code.co_filename
+        if is_ours(path) or not (on_device or is_users(path)):
+            return None
+        frame = user_frame(caller)
+        key = (frame.f_code, frame.f_lineno, name) if frame is not None else (None, 0, name)
+        number = self._numbers.get(key)
+        if number is None:
+            if len(self.sites) >= _SITES_KEPT:
+                return -1
+            number = self._numbers[key] = len(self.sites)
+            path = frame.f_code.co_filename if frame is not None else ""
+            self.sites.append(Site(path, key[1], _NAMES.get(name, name)))
+        return number
+
+
+def sync_facts(sites: list[Site], events: list[at.Event], parts: at.Anatomy) -> list[SyncFacts]:
+    """What each line cost in the training steps, in how many of them, and how often it came in evaluation."""
+    found: dict[int, list[float]] = {}  # count, steps, seconds, the last step it was in, count in evaluation
+    spans = iter([*parts.steps, None])
+    step, number = next(spans), 0
+    for event in sorted(events, key=lambda event: event.start):
+        if event.kind not in (at.SYNC, at.COPY) or not 0 <= event.key < len(sites) or sites[event.key].kind == COPY:
+            continue
+        while step is not None and step.end <= event.start:
+            step, number = next(spans), number + 1
+        entry = found.setdefault(event.key, [0, 0, 0.0, -1, 0])
+        if any(start <= event.start < end for start, end in parts.evaluations):
+            entry[4] += 1
+        elif step is not None and step.start <= event.start:
+            entry[0] += 1
+            entry[2] += event.end - event.start
+            if entry[3] != number:
+                entry[1], entry[3] = entry[1] + 1, number
+    merged: dict[Site, list[float]] = {}
+    for key, entry in found.items():  # one line in two functions' code, as after a reload
+        total = merged.setdefault(sites[key], [0, 0, 0.0, 0, 0])
+        total[:] = [a + b for a, b in zip(total, entry, strict=True)]
+    return [
+        SyncFacts(site.path, site.line, site.kind, int(count), int(steps), seconds, int(judged))
+        for site, (count, steps, seconds, _, judged) in merged.items()
+        if count or judged
+    ]
+
+
+def user_frame(frame: Any) -> Any:
+    """The innermost frame of the script's own code; where there is none, of a library that is neither torch nor us."""
+    library = None
+    while frame is not None:
+        owner = whose(frame.f_code.co_filename)
+        if owner == SCRIPT:
+            return frame
+        if owner == LIBRARY and library is None:
+            library = frame
+        frame = frame.f_back
+    return library
