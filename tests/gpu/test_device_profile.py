@@ -204,3 +204,27 @@ def test_memory_is_what_it_is_made_of(tmp_path: Path) -> None:
     assert layers["0"]["flops"] == pytest.approx(2 * 2 * 2048 * 1024 * 4096, rel=0.01)  # its input wants no gradient
     assert layers["2"]["flops"] == pytest.approx(3 * 2 * 2048 * 1024 * 4096, rel=0.01)
     assert layers["2"]["bound"] == "compute" and layers["1"]["bound"] == "memory"
+
+
+def test_workers_that_touch_tensors_are_left_alone(tmp_path: Path) -> None:
+    """Forked from a process whose device is already in use."""
+    found = profile(
+        tmp_path,
+        """
+        class Moves(Data):
+            def __getitem__(self, index):
+                return torch.ones(8).to(torch.float64).float(), torch.ones(1) * torch.ones(1).item()
+        model = Net(0.5).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(50):
+            for x, y in DataLoader(Moves(), batch_size=2, num_workers=2, pin_memory=True):
+                loss = (model(x.cuda(non_blocking=True)) - y.cuda(non_blocking=True)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        """,
+        "--steps",
+        "64",
+    )
+    assert found["steps"] == 64 and found["syncs"] == []  # copies from pinned memory wait for nothing
+    assert {worker["number"] for worker in found["feeding"]["workers"]} == {0, 1}

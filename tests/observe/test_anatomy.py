@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from hotlap.observe.anatomy import BACKWARD, COPY, DRAW, END, FORWARD, JUDGED, STARTED, SYNC, UPDATE, Event, anatomy
+from hotlap.observe.anatomy import (
+    BACKWARD,
+    COPY,
+    DRAW,
+    END,
+    FORWARD,
+    JUDGED,
+    LOOK,
+    OWN,
+    STARTED,
+    SYNC,
+    UPDATE,
+    Event,
+    anatomy,
+)
 from hotlap.observe.run import SHARES
 
 TRAIN, VALID, OTHER, MODEL, ADAM, SGD = 11, 12, 13, 21, 31, 32
@@ -393,3 +407,53 @@ def test_what_a_loader_needs_to_start_belongs_to_the_first_step_of_its_epoch() -
     assert [step.seconds for step in steps] == [21, 15, 21, 15]
     assert [step.starts_epoch for step in steps] == [True, False, True, False]
     assert steps[0].parts[SHARES.index("wait")] == 7
+
+
+def test_weights_updated_by_hand_make_steps_from_backward_to_backward() -> None:
+    tape = Tape()
+    for _ in range(12):
+        tape.idle(2)  # a batch made by hand
+        tape(FORWARD, MODEL, 1)
+        tape(BACKWARD, 0, 3)
+        tape.idle(4)  # the update
+    found = anatomy(tape.events)
+    assert [step.seconds for step in found.steps] == [10.0] * 4
+    assert dict(zip(SHARES, found.steps[0].parts, strict=True)) | {
+        "forward": 1.0,
+        "backward": 3.0,
+        "other": 6.0,
+    } == dict(zip(SHARES, found.steps[0].parts, strict=True))
+
+
+def test_steps_under_a_closer_look_do_not_count_and_what_hotlap_takes_is_cut_out() -> None:
+    tape = Tape()
+    tape.start()
+    for number in range(6):
+        if number == 3:
+            began = tape.now
+            tape(OWN, 0, 100)
+        tape.trip()
+        if number == 4:
+            tape.events.append(Event(LOOK, 0, began, tape.now))
+            tape(OWN, 0, 50)
+    tape(END, TRAIN, 1)
+    steps = anatomy(tape.events).steps
+    assert len(steps) == 4 and {step.seconds for step in steps} == {15.0}
+
+
+def test_the_devices_clock_has_its_own_shares() -> None:
+    """Two steps of ten on the device, whose work runs behind the host's."""
+    events = []
+    for number in range(3):
+        host, device = 5.0 * number, 10.0 * number
+        events += [
+            Event(DRAW, TRAIN, host, host + 1, device, device + 0.5),
+            Event(FORWARD, MODEL, host + 1, host + 2, device + 0.5, device + 3.5),
+            Event(BACKWARD, 0, host + 2, host + 3, device + 3.5, device + 8.5),
+            Event(UPDATE, ADAM, host + 3, host + 4, device + 8.5, device + 9.5),
+        ]
+    steps = anatomy(events).steps
+    assert [step.seconds for step in steps] == [10.0, 10.0]
+    parts = dict(zip(SHARES, steps[0].device_parts, strict=True))
+    assert parts == {"wait": 0.5, "copy": 0, "forward": 3, "backward": 5, "update": 1, "sync": 0, "other": 0.5}
+    assert sum(steps[0].parts) == 10.0 and steps[0].parts[0] == 2.0  # a fifth of the host's time was the draw

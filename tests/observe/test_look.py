@@ -263,15 +263,14 @@ def test_nothing_imports_torch_or_speaks() -> None:
 
 
 def test_why_not() -> None:
-    assert why_not(False) == ""
-    assert "compiles" in why_not(True)
+    assert why_not() == ""
     with torch.autograd.profiler.profile():
-        assert "running" in why_not(False)
+        assert "running" in why_not()
     theirs = torch.profiler.profile()
-    assert "of its own" in why_not(False)
+    assert "of its own" in why_not()
     del theirs
     gc.collect()
-    assert why_not(False) == ""
+    assert why_not() == ""
 
 
 # flops, bytes, what is kept ------------------------------------------------------------------------------------------
@@ -671,3 +670,28 @@ def test_boundaries_inside_an_optimizers_hook() -> None:
     facts = look.facts([])
     assert not facts.skipped and facts.unused == []
     assert layers(facts)["wide"].forward_seconds > 0 and layers(facts)["wide"].flops > 0
+
+
+def test_a_script_that_compiles_is_looked_at_from_outside() -> None:
+    """No hook, no mode: nothing that a compiler would find, or start again for."""
+    torch._dynamo.reset()
+    model = nn.Linear(3, 1)
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    look = Look([model], [optimizer], "cpu", script_compiles=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        compiled(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+    step()
+    frames = torch._dynamo.utils.counters["frames"].copy()
+    steps = 0
+    while look.next():
+        assert not torch_module._global_forward_pre_hooks and not torch_module._global_forward_hooks
+        step()
+        steps += 1
+    assert torch._dynamo.utils.counters["frames"] == frames
+    facts = look.facts([])
+    assert steps == 4 and facts.steps == 3 and facts.layers == [] and "compiles" in facts.remarks[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import textwrap
@@ -679,3 +680,66 @@ def test_images_opened_also_by_workers(run_script, tmp_path: Path, workers: int)
     assert trial.run.images_opened == 16
     assert trial.run.steps == len(trial.run.step_seconds) == 8
     assert trial.run.loaders[0].draws_random is (None if workers else False)
+
+
+def test_weights_updated_by_hand(watched) -> None:
+    """Neither a loader nor an optimizer: the first backwards show that there is none, then each ends a step."""
+
+    def script() -> None:
+        model = nn.Linear(3, 1)
+        for _ in range(60):
+            model.zero_grad()
+            loss_of(model, (torch.randn(2, 3), torch.randn(2, 1))).backward()
+            for p in model.parameters():
+                p.data.add_(p.grad, alpha=-0.1)
+        hooked.append(len(torch_module._global_forward_pre_hooks))
+
+    hooked: list[int] = []
+    record = watched(script)
+    assert steps(record) == 52 and hooked == [0]
+    assert [root.calls for root in record.roots] == [59]  # the first call is before it is found
+
+
+def test_workers_leave_the_ledger_alone(watched) -> None:
+    class Reads(Dataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            assert torch.ones(1).item() == 1 and torch.ones(1).to(torch.float64).sum()
+            return torch.ones(3)
+
+    def script() -> None:
+        model = nn.Linear(3, 1)
+        optimizer = sgd(model)
+        for batch in DataLoader(Reads(), batch_size=2, num_workers=2):
+            model(batch).sum().backward()
+            optimizer.step()
+
+    record = watched(script, closely=True)
+    assert steps(record) == 4 and record.syncs == []
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_the_script_compiles_is_timed_from_outside(watched, in_place: bool) -> None:
+    def script() -> None:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        optimizer = sgd(model)
+        if in_place:
+            model.compile(backend="eager")
+        called = model if in_place else torch.compile(model, backend="eager")
+        assert list(called.state_dict()) == (
+            list(model.state_dict()) if in_place else [f"_orig_mod.{name}" for name in model.state_dict()]
+        )
+        train(called, optimizer, data(5))
+        kept.append(copy.deepcopy(model))
+
+    kept: list[nn.Module] = []
+    torch._dynamo.reset()
+    breaks = torch._dynamo.utils.counters["graph_break"].copy()
+    record = watched(script, closely=True)
+    assert steps(record) == 5 and record.script_compiles
+    assert [(root.compiled, root.calls) for root in record.roots] == [(True, 5)]
+    assert record.share("forward") > 0
+    assert torch._dynamo.utils.counters["graph_break"] == breaks
+    assert "_compiled_call_impl" not in vars(kept[0]) or vars(kept[0])["_compiled_call_impl"] is None

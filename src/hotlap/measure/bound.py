@@ -13,6 +13,8 @@ from hotlap.report.findings import Bound, By
 
 _BUSY = 0.85  # a device this busy leaves nothing to gain by feeding it faster
 _MOST = 0.4  # a share of the host's time that decides without a closer look
+_PLAIN = "float32"
+UNCOUNTED = ("RNN", "LSTM", "GRU")  # torch's counter has no formula for these
 _KERNELS_PAY = 0.5  # less than this of forward and backward inside kernels: the rest is handing over
 
 
@@ -92,15 +94,24 @@ def _compute_or_memory(look: LookFacts) -> tuple[By, list[str]]:
 
 
 def _reached(flops_a_second: float, look: LookFacts) -> Iterable[str]:
-    peak = look.peak_flops.get("float32")
+    peak = look.peak_flops.get(_PLAIN)
     if peak and flops_a_second:
-        yield f"{flops_a_second / 1e12:.2f} TFLOP/s reached; float32 matrix products reach {peak / 1e12:.2f} here"
+        reached, best = figures.si(flops_a_second, "FLOP/s"), figures.si(peak, "FLOP/s")
+        yield f"{reached} reached; float32 matrix products reach {best} here"
+
+
+def peak_of(layer: LayerFacts, look: LookFacts) -> float:
+    """The arithmetic this chip reaches in a layer's dtype; convolutions may round to TF32 where torch lets them."""
+    rounds = layer.dtype == "float32" and layer.kind.startswith("Conv")
+    return (
+        (rounds and look.peak_flops.get("tf32")) or look.peak_flops.get(layer.dtype) or look.peak_flops.get(_PLAIN, 0)
+    )
 
 
 def layer_bound(layer: LayerFacts, look: LookFacts) -> Literal["compute", "memory", ""]:
-    """ "compute" above the balance point of the roofline for its dtype, "memory" below, "" where it is not known."""
-    peak = look.peak_flops.get(layer.dtype) or look.peak_flops.get("float32")
-    if not peak or not look.peak_bandwidth or not layer.moved_bytes:
+    """On which side of the roofline's balance point for its dtype it lies; "" where that is not known."""
+    peak = peak_of(layer, look)
+    if not peak or not look.peak_bandwidth or not layer.moved_bytes or layer.kind in UNCOUNTED:
         return ""
     return "compute" if layer.flops / layer.moved_bytes >= peak / look.peak_bandwidth else "memory"
 

@@ -87,6 +87,7 @@ class Recorder:
         """The closer look, in steps of its own after the timed ones: begins with the first call."""
         if self.scrutiny is None or self._look_is_over:
             return False
+        self._put("looking", "")
         self._look_is_over = not self.scrutiny.next()
         if self._look_is_over and self.order.real:
             self._note()

@@ -13,6 +13,7 @@ _HARDLY = 0.05  # a share of the step not worth a word
 _STARVED = 0.2  # of its making time a process stood without a core
 _CROWDED = 0.9  # of the cores busy
 _WORKER_BYTES = 1.1  # what a further worker is allowed to need beside what one needs now
+_READY = 0.9  # of the draws found a batch ready: workers keep up
 _ROWS = 12
 
 
@@ -49,6 +50,11 @@ def _advice(run: Run, batch_seconds: float, step_seconds: float) -> list[str]:
     wanted = batch_seconds / max(without, 1e-6)
     made, trained = figures.seconds(batch_seconds), figures.seconds(without)
     rates = f"a batch takes {made} to make in one process and {trained} to train on"
+    ready = 1 - feed.draws_from_empty / feed.draws if feed.draws else 0.0
+    if ready > _READY:
+        size = figures.bytes_(feed.batch_bytes)
+        said = f"a batch was ready at {figures.percent(ready)} of the draws: the wait is for taking {size} over"
+        return [rates, f"{said} from the worker, which more workers do not shorten"]
     reason = _short_of(run, feed, workers, wanted)
     if reason:
         return [rates, reason, *_heaviest(feed)]

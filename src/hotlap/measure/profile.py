@@ -94,7 +94,7 @@ def _run(order: Order, quiet: bool) -> tuple[float | None, int]:
         child = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
         samples: list[float] = []
         watching = threading.Event()
-        sampler = threading.Thread(target=_sample_device, args=(samples, watching), daemon=True)
+        sampler = threading.Thread(target=_sample_device, args=(samples, watching, order.folder), daemon=True)
         sampler.start()
         stopped_at: float | None = None
         progress = _Progress(order, quiet)
@@ -121,17 +121,17 @@ def _kill(pid: int) -> None:
         pass
 
 
-def _sample_device(samples: list[float], done: threading.Event) -> None:
-    """What nvidia-smi would show, averaged from the first sign of work on."""
+def _sample_device(samples: list[float], done: threading.Event, folder: str) -> None:
+    """What nvidia-smi would show, averaged over the timed steps."""
     nvml = load_nvml()
     if nvml is None:
         return
     try:
         device = nvml.nvmlDeviceGetHandleByIndex(0)
-        while not done.wait(0.2):
-            busy = nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
-            if busy or samples:
-                samples.append(busy)
+        progress, looking = os.path.join(folder, "progress"), os.path.join(folder, "looking")
+        while not done.wait(0.1) and not os.path.exists(looking):
+            if os.path.exists(progress):
+                samples.append(nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
     except Exception:  # NVML is a courtesy: without it the figure is left out
         return
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hotlap.measure.bound import layer_bound
+from hotlap.measure.bound import layer_bound, peak_of
 from hotlap.observe.run import InputFacts, LayerFacts, LookFacts, MemoryFacts
 from hotlap.report import figures
 from hotlap.report.findings import Growth, Input, Layer
 
 _LAYERS = 200
-_CENTRED, _SPREAD = 0.25, (0.5, 2.0)  # what still counts as mean 0 and spread 1
+_CENTRED, _SPREAD = 1.0, (0.1, 5.0)  # what is grossly off mean 0 and spread 1
 
 
 def layers(look: LookFacts) -> list[Layer]:
@@ -41,8 +41,8 @@ def _layer(one: LayerFacts, look: LookFacts, total: float) -> Layer:
 
 def _of_roof(one: LayerFacts, look: LookFacts, seconds: float) -> float | None:
     """Which part of what the chip could do at this layer's intensity it does; one without arithmetic by its bytes."""
-    peak = look.peak_flops.get(one.dtype) or look.peak_flops.get("float32")
-    if not seconds or not peak or not look.peak_bandwidth or not one.moved_bytes:
+    peak = peak_of(one, look)
+    if not seconds or not layer_bound(one, look):
         return None
     least = max(one.flops / peak, one.moved_bytes / look.peak_bandwidth)
     return min(1.0, least / seconds)
@@ -90,7 +90,7 @@ def _remarks(one: InputFacts) -> list[str]:
         found.append(f"{one.shapes_seen} different shapes: searching and compiling for one shape does not pay")
     if not one.finite:
         found.append("holds values that are not finite")
-    elif any(abs(m) > _CENTRED * max(1.0, s) or not _SPREAD[0] <= s <= _SPREAD[1] for m, s in _channels(one)):
+    elif "." not in one.name and any(abs(m) > _CENTRED or not _SPREAD[0] <= s <= _SPREAD[1] for m, s in _channels(one)):
         m, s = max(_channels(one), key=lambda pair: abs(pair[0]) + abs(pair[1] - 1))
         found.append(f"not normalised: mean {figures.plain(m)}, spread {figures.plain(s)} in the worst channel")
     return found

@@ -1,14 +1,15 @@
 """From raw events to steps and their shares: pure functions over a list of intervals on the host's clock.
 
 A step is one trip round the training loop: from one draw of a training loader to the next. Without a loader it is one
-full cycle of optimizer updates. Evaluation (a loader whose batches are never followed by a backward) is cut out, and
-so is what hotlap itself took."""
+full cycle of optimizer updates; where the script updates its weights by hand, from one backward to the next.
+Evaluation (a loader whose batches are never followed by a backward) is cut out, and so is what hotlap itself took."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from hotlap.observe.run import SHARES
@@ -18,6 +19,8 @@ DRAW, END, FORWARD, BACKWARD, UPDATE, COPY, SYNC, STARTED, JUDGED, OWN, LOOK = r
 _SHARE_OF = {DRAW: "wait", END: "wait", FORWARD: "forward", JUDGED: "forward", BACKWARD: "backward", UPDATE: "update"}
 _SHARE_OF |= {COPY: "copy", SYNC: "sync", STARTED: "wait"}
 _TRAINS = (BACKWARD, UPDATE)
+_SMALL_CUT = 0.05  # of a step
+BY_HAND_AFTER = 8  # backwards without an update or a training loader
 
 
 class Event(NamedTuple):
@@ -72,6 +75,7 @@ class Trips:
         self._unused: list[int] = []  # drawn since the last backward, and not judged
         self._used = self._trained = False
         self._cycle: set[int] = set()
+        self._backwards = 0
 
     def started(self, key: int) -> bool:
         """A new loader begins a new trip; one that starts again before it trained takes its draw back."""
@@ -109,6 +113,11 @@ class Trips:
             self.trainers.update(self._unused)
             self._used = True
 
+    def went_back(self) -> bool:
+        """After a backward: over where neither a loader nor an optimizer tells of trips, which takes some to see."""
+        self._backwards += 1
+        return self._backwards > BY_HAND_AFTER and not self.trainers and not self._cycle
+
     def updated(self, key: int) -> bool:
         self.trained()
         if self.trainers:
@@ -127,7 +136,12 @@ def anatomy(events: list[Event]) -> Anatomy:
     events = sorted(events, key=lambda event: (event.start, event.kind != STARTED, -event.end))
     trainers = _training_loaders(events)
     events = _with_starts(events)
-    windows = _windows_between_draws(events, trainers) if trainers else _windows_between_cycles(events)
+    if trainers:
+        windows = _windows_between_draws(events, trainers)
+    elif any(event.kind == UPDATE for event in events):
+        windows = _windows_between_cycles(events)
+    else:
+        windows = _windows_between_backwards(events)
     evaluations = _evaluations(events, trainers)
     cuts = sorted([*evaluations, *((event.start, event.end) for event in events if event.kind == OWN)])
     looks = [(event.start, event.end) for event in events if event.kind == LOOK]
@@ -143,9 +157,10 @@ def anatomy(events: list[Event]) -> Anatomy:
         cut = cuts[bisect_left(cuts, (start,)) : bisect_left(cuts, (end,))]
         if any(_within([(start, end)], look) - _within(cut, look) > (end - start - _sum(cut)) / 2 for look in looks):
             continue
-        steps.append(_step(window, between(start, end), cut, start in first))
-    judged = [_parts(between(a, b), a, b, []) for a, b in evaluations]
-    return Anatomy(steps, evaluations, tuple(map(sum, zip(*judged, strict=True))), trainers)
+        judged = any(a < end and start < b for a, b in evaluations)
+        steps.append(_step(window, between(start, end), cut, start in first, judged))
+    passes = [_parts(between(a, b), a, b, []) for a, b in evaluations]
+    return Anatomy(steps, evaluations, tuple(map(sum, zip(*passes, strict=True))), trainers)
 
 
 def _sum(spans: list[tuple[float, float]]) -> float:
@@ -184,6 +199,7 @@ def _follow(trips: Trips, event: Event) -> bool:
         trips.judged()
     elif event.kind == BACKWARD:
         trips.trained()
+        return trips.went_back()
     elif event.kind == UPDATE:
         return trips.updated(event.key)
     return False
@@ -235,6 +251,11 @@ def _windows_between_cycles(events: list[Event]) -> list[_Window]:
     return windows
 
 
+def _windows_between_backwards(events: list[Event]) -> list[_Window]:
+    backwards = [event for event in events if event.kind == BACKWARD][BY_HAND_AFTER - 1 :]
+    return [_Window(a.end, b.end, a.device_end, b.device_end) for a, b in pairwise(backwards)]
+
+
 def _evaluations(events: list[Event], trainers: frozenset[int]) -> list[tuple[float, float]]:
     """Spans from a non-training loader's start to its end, or, where it was left early, to the last that was judged.
     Training ends them all: a loader may be drawn from now and then, all along."""
@@ -257,14 +278,20 @@ def _evaluations(events: list[Event], trainers: frozenset[int]) -> list[tuple[fl
     return spans + ([(first, last)] if active and last > first else [])
 
 
-def _step(window: _Window, inside: list[Event], cut: list[tuple[float, float]], starts_epoch: bool) -> Step:
-    """A step's length is what passed on the device's clock where that is known: the host only hands work over."""
+def _step(
+    window: _Window, inside: list[Event], cut: list[tuple[float, float]], starts_epoch: bool, judged: bool
+) -> Step:
+    """A step's length is what passed on the device's clock where that is known: the host only hands work over. The
+    device's clock is no help where much was cut out of the host's."""
     start, end = window.start, window.end
     parts = _parts(inside, start, end, cut)
     wall = sum(parts)
     seconds, device_parts = wall, ()
-    if window.device_start is not None and window.device_end is not None and not cut:
-        seconds = max(window.device_end - window.device_start, 1e-9)
+    is_marked = window.device_start is not None and window.device_end is not None
+    if is_marked and not judged and _sum(cut) <= _SMALL_CUT * wall:
+        assert window.device_start is not None and window.device_end is not None
+        if not cut:
+            seconds = max(window.device_end - window.device_start, 1e-9)
         marked = [
             Event(e.kind, e.key, e.device_start, e.device_end)
             for e in inside

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections import deque
 from typing import Any
 
-from hotlap.observe.ledger import Ledger
+from hotlap.observe.ledger import Ledger, in_forked_child
 
 _PENDING = 4096  # marks on their way; more mean a device that stands still, and are then dropped
 _SETTLED_TOGETHER = 64
@@ -34,18 +35,32 @@ class DeviceClock:
         self._spare: list[Any] = []
         self._last: Any = None  # the latest event that was read, and when that was
         self._time = 0.0
+        self._is_off = False  # in a forked child, which must not touch the device, and after an error
+        in_forked_child(self._leave)
+
+    def _leave(self) -> None:
+        """In a forked child. Nothing may be let go of there: an event that is destroyed would reach for the device."""
+        self._is_off = True
+        for event in (self._last, *self._spare, *(mark.event for mark in self._pending)):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
 
     def mark(self) -> Mark | None:
         """A mark in the device's queue at this point; None where there is no device at work, or a graph is captured."""
-        if self._cuda is None:
-            torch = sys.modules["torch"]
-            if not torch.cuda.is_initialized():
-                return None
-            self._cuda = torch.cuda
-        if self._cuda.is_current_stream_capturing():
+        if self._is_off:
             return None
-        event = self._spare.pop() if self._spare else self._cuda.Event(enable_timing=True)
-        event.record()
+        try:
+            if self._cuda is None:
+                torch = sys.modules["torch"]
+                if not torch.cuda.is_initialized():
+                    return None
+                self._cuda = torch.cuda
+            if self._cuda.is_current_stream_capturing():
+                return None
+            event = self._spare.pop() if self._spare else self._cuda.Event(enable_timing=True)
+            event.record()
+        except RuntimeError:  # never the script's trouble
+            self._is_off = True
+            return None
         mark = Mark(event)
         self._pending.append(mark)
         if len(self._pending) >= _SETTLED_TOGETHER:
@@ -64,15 +79,20 @@ class DeviceClock:
 
     def settle(self, wait: bool = False) -> None:
         """Read the marks the device has passed. Each is timed from the one before: long spans are coarse."""
+        if self._is_off:
+            return
         pending = self._pending
-        if wait and pending:
-            pending[-1].event.synchronize()
-        while pending:
-            ready = min(len(pending), _SETTLED_TOGETHER // 2)
-            if not pending[ready - 1].event.query():
-                break
-            for _ in range(ready):
-                self._read(pending.popleft())
+        try:
+            if wait and pending:
+                pending[-1].event.synchronize()
+            while pending:
+                ready = min(len(pending), _SETTLED_TOGETHER // 2)
+                if not pending[ready - 1].event.query():
+                    break
+                for _ in range(ready):
+                    self._read(pending.popleft())
+        except RuntimeError:  # the device is lost, and the script will be told so by torch itself
+            self._is_off = True
         while len(pending) > _PENDING:
             pending.popleft()
 

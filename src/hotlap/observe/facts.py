@@ -145,6 +145,6 @@ def root_facts(root: Any, roots: RootFinder) -> RootFacts:
         input_dims=seen.input_dims,
         parameter_dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in root.parameters()})),
         autocast=seen.autocast,
-        compiled=type(root).__name__ == "OptimizedModule",
+        compiled=seen.is_compiled,
         stands_aside=roots.stands_aside(root),
     )

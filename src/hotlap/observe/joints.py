@@ -152,14 +152,16 @@ class Joints:
     def _at_root_slots(self, patch: Patch) -> None:
         """Calls of a root go through torch's own slot for compiled calls: pickles, copies, state_dict and hooks
         never see it, and `Module.__call__` stays as it is."""
-        patch.at(self.root_found, functools.partial(self._fill_slot, patch))
+        patch.at(self.root_found, functools.partial(self._wrap_call, patch))
         for root in list(self.roots.found):
-            self._fill_slot(patch, root)
+            self._wrap_call(patch, root)
 
-    def _fill_slot(self, patch: Patch, root: Any) -> None:
-        if self.roots.stands_aside(root):
-            return
-        old, through = vars(root).get("_compiled_call_impl"), self.root_called.through
+    def _wrap_call(self, patch: Patch, root: Any) -> None:
+        if not self.roots.stands_aside(root):
+            self._fill_slot(patch, root, self.root_called)
+
+    def _fill_slot(self, patch: Patch, root: Any, joint: Around) -> None:
+        old, through = vars(root).get("_compiled_call_impl"), joint.through
 
         def compiled(root: Any, args: Any, kwargs: Any) -> Any:
             return old(*args, **kwargs)  # type: ignore[misc]
@@ -169,7 +171,7 @@ class Joints:
         def call(*args: Any, **kwargs: Any) -> Any:
             return through(original, root, args, kwargs)
 
-        root._compiled_call_impl = call
+        vars(root)["_compiled_call_impl"] = call  # a compiled module would hand it on to what it wraps
         weak = weakref.ref(root), weakref.ref(call)  # the script may drop its model
         patch.on_undo(functools.partial(_empty_slot, *weak, old))
 
@@ -179,6 +181,9 @@ class Joints:
         patch.at(self.root_found, functools.partial(self._wrap_method, patch))
 
     def _wrap_method(self, patch: Patch, root: Any) -> None:
+        if self.roots.found[root].is_compiled:
+            self._fill_slot(patch, root, self.method_called)
+            return
         kind, name = type(root), self.roots.found[root].method
         original = getattr(kind, name, None) if name else None
         if original is None or getattr(original, "__hotlap__", False):
@@ -200,7 +205,7 @@ class Joints:
         import torch
 
         for owner, name in ((torch, "compile"), (torch.nn.Module, "compile")):
-            patch.set(owner, name, _telling(getattr(owner, name), self.compile_called))
+            patch.set(owner, name, _compiling(getattr(owner, name), self.compile_called, self.roots.take_compiled))
 
     # loss.backward(); optimizer.step(); loss.item() -----------------------------------------------------------------
 
@@ -298,6 +303,19 @@ def _telling(original: Any, notice: Callable[[], object]) -> Any:
     return function
 
 
+def _compiling(original: Any, notice: Notice, take: Callable[[Any], None]) -> Any:
+    """The notice comes first, so that nothing of ours is traced; then what was compiled is taken as a root."""
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        notice()
+        compiled = original(*args, **kwargs)
+        take(args[0] if compiled is None and args else compiled)
+        return compiled
+
+    return compile
+
+
 def _method(name: str, original: Any, through: Callable[..., Any]) -> Any:
     def call(name: str, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
@@ -335,4 +353,4 @@ def _empty_slot(reference: weakref.ref[Any], call: weakref.ref[Any], old: Any) -
     if old is None:
         vars(root).pop("_compiled_call_impl")
     else:
-        root._compiled_call_impl = old
+        vars(root)["_compiled_call_impl"] = old

@@ -7,6 +7,8 @@ import math
 import mmap
 import os
 import struct
+import weakref
+from collections.abc import Callable
 
 from hotlap.observe.anatomy import Event
 
@@ -30,6 +32,12 @@ class Ledger:
             self._bytes = mmap.mmap(-1, size)
         self._capacity, self.count = capacity, 0
         _HEAD.pack_into(self._bytes, 0, 0, capacity)
+        in_forked_child(self._leave)
+
+    def _leave(self) -> None:
+        """A loader worker must not write between the lines of the process it came from."""
+        self._bytes = mmap.mmap(-1, len(self._bytes))
+        _HEAD.pack_into(self._bytes, 0, self.count, self._capacity)
 
     def note(self, kind: int, key: int, start: float, end: float) -> int:
         """Write one down; its number serves to complete it later."""
@@ -53,6 +61,19 @@ class Ledger:
 
     def _place(self, number: int) -> int:
         return _HEAD.size + number % self._capacity * _EVENT.size
+
+
+def in_forked_child(method: Callable[[], None]) -> None:
+    """Have a bound method called in every process that is forked from this one, for as long as its object lives."""
+    weak = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = weak()
+        if found is not None:
+            found()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
 
 
 def read_events(path: str) -> list[Event]:

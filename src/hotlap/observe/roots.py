@@ -16,7 +16,7 @@ from hotlap.observe.patch import Patch
 if TYPE_CHECKING:
     from hotlap.observe.joints import Joints
 
-_QUIET_UPDATES = 4  # updates without a new root after which looking ends
+_QUIET_UPDATES, _QUIET_BACKWARDS = 4, 32  # without a new root, after which looking ends
 _FRAMES = 40  # how far up the stack an owner is looked for
 
 
@@ -25,7 +25,7 @@ class RootFinder:
         self._joints = joints
         self._looking: Patch | None = None
         self._always: Patch | None = None
-        self._quiet = 0
+        self._quiet = self._backwards = 0
         self._script_compiles = False
         self._stacks = threading.local()
         self.found: weakref.WeakKeyDictionary[Any, RootSeen] = weakref.WeakKeyDictionary()
@@ -62,16 +62,26 @@ class RootFinder:
         self._script_compiles = True  # what is compiled is traced at its first call, after the optimizer is built
         self._pause()
 
+    def take_compiled(self, compiled: Any) -> None:
+        """A module the script has compiled is a root without being looked for; its calls are timed, and no more."""
+        import torch
+
+        is_trained = isinstance(compiled, torch.nn.Module) and any(p.requires_grad for p in compiled.parameters())
+        if is_trained and compiled not in self.found:
+            self.found[compiled] = RootSeen("the script compiles it itself", "", is_compiled=True)
+            self._joints.root_found(compiled)
+
     def _resume(self) -> None:
         from torch.nn.modules import module as torch_module
 
-        self._quiet = 0
+        self._quiet = self._backwards = 0
         if self._looking is not None or self._script_compiles:
             return
         self._looking = Patch(self._joints)
         self._looking.hold(torch_module.register_module_forward_pre_hook(self._enter))
         self._looking.hold(torch_module.register_module_forward_hook(self._leave, always_call=True))
         self._looking.at(self._joints.weights_updated, self._updated)
+        self._looking.at(self._joints.loss_known, self._went_back)
 
     def _pause(self) -> None:
         if self._looking is not None:
@@ -81,6 +91,11 @@ class RootFinder:
     def _updated(self, optimizer: Any) -> None:
         self._stack.clear()  # an interrupt inside a forward leaves entries behind
         self._quiet += 1
+
+    def _went_back(self, proceed: Any, *args: Any, **kwargs: Any) -> Any:
+        """A script that updates its weights by hand has no updates to count."""
+        self._backwards += 1
+        return proceed(*args, **kwargs)
 
     @property
     def _stack(self) -> list[Any]:
@@ -95,7 +110,7 @@ class RootFinder:
         if torch._C._current_graph_task_id() != -1:  # a checkpoint recomputes inside backward
             return
         stack = self._stack
-        if not stack and self._quiet > _QUIET_UPDATES:
+        if not stack and (self._quiet > _QUIET_UPDATES or self._backwards > _QUIET_BACKWARDS):
             self._pause()  # here, since torch walks over a copy of these hooks, but not of an optimizer's
             return
         if not stack and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
@@ -121,7 +136,7 @@ class RootFinder:
         root, reached = (module, None) if owner is None else (owner, "the script calls its methods, not the module")
         if root in self.found:
             return
-        self._quiet = 0
+        self._quiet = self._backwards = 0
         self.found[root] = RootSeen(reached, method)
         self.found[root].note_inputs(args)
         self._joints.root_found(root)
@@ -140,8 +155,9 @@ class RootFinder:
 class RootSeen:
     """What the first calls of a root showed."""
 
-    def __init__(self, reached: str | None, method: str) -> None:
+    def __init__(self, reached: str | None, method: str, is_compiled: bool = False) -> None:
         self.reached = reached
+        self.is_compiled = is_compiled
         self.method = method  # which the script calls, where it is not the module itself
         self.autocast: str | None = None
         self.input_dims: tuple[int, ...] = ()

@@ -43,12 +43,12 @@ class Scrutiny:
     def next(self) -> bool:
         watch = self._watch
         if self._look is None:
-            reason = why_not(watch.compiles)
-            if reason or not watch.roots:
+            reason = why_not()
+            if reason or not (watch.roots or watch.compiles):
                 self._found = LookFacts(skipped=reason or "no model was seen at work")
                 return False
             watch.refresh()
-            self._look = Look(watch.roots, watch.optimizers, watch.device)
+            self._look = Look(watch.roots, watch.optimizers, watch.device, watch.compiles)
             self._began = clock()
             self._number = watch.ledger.note(at.LOOK, 0, self._began, math.inf)
             self._is_looking = True
@@ -70,7 +70,7 @@ class Scrutiny:
         return dataclasses.replace(run, memory=memory, look=self._found)
 
     def _read_memory(self) -> None:
-        if self._watch.roots:
+        if self._watch.roots or self._watch.optimizers:
             self._levels = self._memory.facts(self._watch.roots, self._watch.optimizers)
 
     def _end(self) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotlap.observe import anatomy as at
+from hotlap.observe import joints
 from hotlap.observe.device_clock import DeviceClock
-from hotlap.observe.ledger import Ledger
+from hotlap.observe.ledger import Ledger, in_forked_child
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import SyncFacts
 from hotlap.observe.whose import LIBRARY, SCRIPT, is_ours, is_users, whose
@@ -21,6 +22,7 @@ COPY, PAGEABLE = "copy", "pageable copy"  # a copy from pinned memory lets the h
 _NAMES = {"__bool__": "if", "__float__": "float", "__int__": "int", "__index__": "index", "__repr__": "print"}
 _NAMES |= {"__format__": "print", "__getitem__": "boolean index", "__setitem__": "boolean index"}
 _SITES_KEPT = 4096
+_JOINTS = joints.__file__
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,12 @@ class Waits:
         self._ledger, self._device = ledger, device
         self._thread, self._is_inside = threading.get_ident(), False
         self._numbers: dict[tuple[Any, int, str], int] = {}
+        in_forked_child(self._leave)
         patch.at(patch.joints.host_waited, self._waited)
         patch.at(patch.joints.batch_moved, self._moved)
+
+    def _leave(self) -> None:
+        self._thread = -1  # a loader worker's waits are its own affair
 
     def _waited(self, proceed: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if self._is_inside or threading.get_ident() != self._thread:
@@ -73,7 +79,9 @@ class Waits:
 
     def _site(self, name: str, on_device: bool) -> int | None:
         """The number of the line that called; None where that was hotlap, or a library reading its own numbers."""
-        caller: Any = sys._getframe(4)  # past this, the subscriber, the joint and the method that was replaced
+        caller: Any = sys._getframe(2)
+        while caller.f_code.co_filename == _JOINTS:  # the joint, and the method that was replaced
+            caller = caller.f_back
         path = caller.f_code.co_filename
         if is_ours(path) or not (on_device or is_users(path)):
             return None

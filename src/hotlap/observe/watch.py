@@ -210,10 +210,15 @@ class Watch:
         mark = self._mark()
         start = clock()
         try:
-            return proceed(tensors, *args, **kwargs)
+            result = proceed(tensors, *args, **kwargs)
         finally:
             self._device.put(self.ledger.note(at.BACKWARD, 0, start, clock()), mark, self._mark())
             self._trips.trained()
+        if self._first_draw is None:
+            self._first_draw = start
+        if self._trips.went_back():
+            self._boundary()
+        return result
 
     def _optimizer_built(self, proceed: Any, optimizer: Any, bound: Any) -> None:
         proceed(optimizer, bound)
@@ -282,7 +287,8 @@ class Watch:
         self._loaders.refresh(loader_facts)
         self._optimizers.refresh(optimizer_facts)
         self._roots.refresh(lambda root: root_facts(root, self._joints.roots))
-        parameters = {id(p): p for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        owned = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
+        parameters = {id(p): p for p in owned or [p for root in self.roots for p in root.parameters()]}
         if parameters:
             size = sum(p.numel() * p.element_size() for p in parameters.values())
             self._weights = next(p.device.type for p in parameters.values()), size

@@ -22,15 +22,14 @@ from hotlap.observe.run import LayerFacts, LookFacts
 
 _WARM_UP_STEPS = 1  # the profiler's own first costs: buffers, names of kernels
 _TIMED_STEPS = 3
+_COMPILED = "the script compiles its model: its layers are not looked into"
 _TIMED_SECONDS = 20.0  # steps of many seconds need no average, and their events would fill the memory
 
 
-def why_not(script_compiles: bool) -> str:
+def why_not() -> str:
     """One clause why there can be no look, or nothing."""
     import torch
 
-    if script_compiles:
-        return "the script compiles its model, and hooks would be compiled in"
     if torch.autograd._profiler_enabled():
         return "a torch profiler of the script's own is running"
     kind = getattr(sys.modules.get("torch.profiler"), "profile", None)
@@ -42,10 +41,14 @@ def why_not(script_compiles: bool) -> str:
 
 
 class Look:
-    """`next()` is called at each boundary between two steps, on the script's own thread, until it says False."""
+    """`next()` is called at each boundary between two steps, on the script's own thread, until it says False.
 
-    def __init__(self, roots: Sequence[Any], optimizers: Sequence[Any], device: str) -> None:
-        self._device = device
+    A script that compiles is only looked at from outside, by the profiler: hooks and modes would be compiled in."""
+
+    def __init__(
+        self, roots: Sequence[Any], optimizers: Sequence[Any], device: str, script_compiles: bool = False
+    ) -> None:
+        self._device, self._from_outside = device, script_compiles
         self._tracks = Tracks(roots)
         self._unused = Unused(roots, optimizers, self._tracks)
         self._profile = Profile(device)
@@ -74,10 +77,11 @@ class Look:
             _looks.add(self)
             self._profile.start()
             self._tracks.on_thread = self._profile.mark
-            self._tracks.hang_up()
-            self._unused.hang_up()
+            if not self._from_outside:
+                self._tracks.hang_up()
+                self._unused.hang_up()
             self._phase = "timed"
-        else:
+        elif not self._from_outside:
             self._unused.see()
         if self._phase == "timed":
             self._boundaries.append(now if self._boundaries else clock())
@@ -87,6 +91,9 @@ class Look:
                 self._tracks.boundary()
                 return True
             self._profile.stop()
+            if self._from_outside:
+                self.close()
+                return False
             self._phase = "counted"
             self._tracks.boundary()
             self._counter.start()
@@ -133,6 +140,8 @@ class Look:
         spent = times(trace, self._tracks, start, end, on_device)
         on_cuda = _device_facts(trace, host, start, end, steps) if on_device else {}
         flops, bandwidth = self._peaks
+        if self._from_outside:
+            return LookFacts(steps=steps, remarks=[_COMPILED], skipped=self._failure, **on_cuda)
         return LookFacts(
             steps=steps,
             layers=self._layers(spent, steps),
