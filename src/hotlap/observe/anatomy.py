@@ -19,6 +19,7 @@ DRAW, END, FORWARD, BACKWARD, UPDATE, COPY, SYNC, STARTED, JUDGED, OWN, LOOK = r
 _SHARE_OF = {DRAW: "wait", END: "wait", FORWARD: "forward", JUDGED: "forward", BACKWARD: "backward", UPDATE: "update"}
 _SHARE_OF |= {COPY: "copy", SYNC: "sync", STARTED: "wait"}
 _TRAINS = (BACKWARD, UPDATE)
+_PHASES = (FORWARD, BACKWARD, UPDATE)  # these are marked on the device's clock, all of a step's or none
 _SMALL_CUT = 0.05  # of a step
 BY_HAND_AFTER = 8  # backwards without an update or a training loader
 
@@ -154,21 +155,19 @@ def anatomy(events: list[Event]) -> Anatomy:
     steps = []
     for window in windows:
         start, end = window.start, window.end
-        cut = cuts[bisect_left(cuts, (start,)) : bisect_left(cuts, (end,))]
-        if any(_within([(start, end)], look) - _within(cut, look) > (end - start - _sum(cut)) / 2 for look in looks):
+        inside = between(start, end)
+        trained = next((event.start for event in inside if event.kind == BACKWARD), start)
+        if any(a <= trained < b for a, b in looks):
             continue
+        cut = cuts[bisect_left(cuts, (start,)) : bisect_left(cuts, (end,))]
         judged = any(a < end and start < b for a, b in evaluations)
-        steps.append(_step(window, between(start, end), cut, start in first, judged))
+        steps.append(_step(window, inside, cut, start in first, judged))
     passes = [_parts(between(a, b), a, b, []) for a, b in evaluations]
     return Anatomy(steps, evaluations, tuple(map(sum, zip(*passes, strict=True))), trainers)
 
 
 def _sum(spans: list[tuple[float, float]]) -> float:
     return sum(b - a for a, b in spans)
-
-
-def _within(spans: list[tuple[float, float]], frame: tuple[float, float]) -> float:
-    return sum(max(0.0, min(b, frame[1]) - max(a, frame[0])) for a, b in spans)
 
 
 def host_spans(events: list[Event], start: float, end: float) -> list[tuple[str, float, float]]:
@@ -287,9 +286,7 @@ def _step(
     parts = _parts(inside, start, end, cut)
     wall = sum(parts)
     seconds, device_parts = wall, ()
-    is_marked = window.device_start is not None and window.device_end is not None
-    if is_marked and not judged and _sum(cut) <= _SMALL_CUT * wall:
-        assert window.device_start is not None and window.device_end is not None
+    if window.device_start is not None and window.device_end is not None and not judged:
         if not cut:
             seconds = max(window.device_end - window.device_start, 1e-9)
         marked = [
@@ -297,7 +294,9 @@ def _step(
             for e in inside
             if e.device_start is not None and e.device_end is not None
         ]
-        device_parts = _parts(marked, window.device_start, window.device_end, [])
+        whole = sum(e.kind in _PHASES for e in inside) == sum(e.kind in _PHASES for e in marked) > 0
+        if whole and _sum(cut) <= _SMALL_CUT * wall:
+            device_parts = _parts(marked, window.device_start, window.device_end, [])
     scale = seconds / wall if wall > 0 else 0.0
     return Step(start, end, seconds, tuple(part * scale for part in parts), starts_epoch, device_parts)
 

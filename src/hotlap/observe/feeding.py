@@ -30,8 +30,8 @@ _SAMPLE_SECONDS = 0.005  # on average
 _SWITCH_SECONDS = 0.0001  # how soon a thread that makes a batch lets the sampler in
 _WRITE_SECONDS = 0.5
 _LOOKED_AT = 8  # batches whose size is taken
-_METERED = 16  # of quick batches one in so many is metered, since that costs some microseconds
-_QUICK_SECONDS = 0.0005
+_WATCHED = 16  # of quick batches one in so many is watched, and of short ones metered, for all of them
+_QUICK_SECONDS, _SHORT_SECONDS = 0.0005, 0.005
 _THINGS = 4096  # in one batch, when its size is taken
 _SHM = "/dev/shm"
 
@@ -58,8 +58,8 @@ class Feeding:
         @functools.wraps(original)
         def fetch(fetcher: Any, possibly_batched_index: Any) -> Any:
             process, thread = self._here(), get_ident()
-            if thread in process.making:  # a data set that itself draws from a loader
-                return original(fetcher, possibly_batched_index)
+            if thread in process.making or process.ledger(fetcher.dataset).passes():
+                return original(fetcher, possibly_batched_index)  # in the first case a data set that draws itself
             task = process.begin(thread, fetcher)
             collate = fetcher.collate_fn
             fetcher.collate_fn = _Collating(collate, task)
@@ -70,14 +70,16 @@ class Feeding:
                 raise
             finally:
                 fetcher.collate_fn = collate
-            process.end(thread, task, 1)
-            task.ledger.made(_samples(fetcher, possibly_batched_index, batch))
+            process.end(thread, task, task.weight)
+            task.ledger.made(_samples(fetcher, possibly_batched_index, batch), task.weight)
             return batch
 
         return fetch
 
     def _batch_drawn(self, proceed: Any, iterator: Any) -> Any:
         workers = getattr(iterator, "_num_workers", 0)
+        if not workers and iterator._num_yielded > _LOOKED_AT:
+            return proceed(iterator)
         depth = _depth(iterator) if workers else 0
         batch = proceed(iterator)
         process = self._here()
@@ -112,7 +114,7 @@ class _Ledger:
         self.labels = Labels(_Collating.__call__.__code__)
         self.fetcher: Any = lambda: None
         self.seen: dict[Label, float] = {}  # samples, by weight
-        self.batches = self.samples = 0
+        self.batches = self.samples = self.passed = self.unmetered = 0
         self.sizes: list[int] = []
         self.seconds = self.collate_seconds = 0.0
         self.read_bytes = self.asked_bytes = 0
@@ -122,8 +124,16 @@ class _Ledger:
         self.drawn_samples = 0
         self.unwatched = ""
 
-    def made(self, samples: int) -> None:
-        self.samples += samples
+    def passes(self) -> bool:
+        """Whether the next batch is one of the quick ones for which another stands."""
+        is_quick = self.batches >= _WATCHED and self.seconds < _QUICK_SECONDS * self.batches
+        if is_quick and self.passed < _WATCHED - 1:
+            self.passed += 1
+            return True
+        return False
+
+    def made(self, samples: int, weight: int) -> None:
+        self.samples += samples * weight
         if len(self.sizes) < _LOOKED_AT:
             self.sizes.append(samples)
 
@@ -211,9 +221,10 @@ class _Process:
             ledger.labels.learn(fetcher.dataset)
         if not self._has_started:
             self._start()
-        is_quick = ledger.batches >= _METERED and ledger.seconds < _QUICK_SECONDS * ledger.batches
-        weight = _METERED if is_quick else 1
-        before = None if is_quick and ledger.batches % _METERED else self._meter.read(thread, self._own_asked)
+        weight, ledger.passed = ledger.passed + 1, 0
+        is_short = ledger.batches >= _WATCHED and ledger.seconds < _SHORT_SECONDS * ledger.batches
+        is_metered = not is_short or ledger.unmetered >= _WATCHED - weight
+        before = self._meter.read(thread, self._own_asked) if is_metered else None
         if not self.making:
             now = sys.getswitchinterval()
             if abs(now - _SWITCH_SECONDS) > 1e-6:
@@ -224,8 +235,8 @@ class _Process:
 
     def end(self, thread: int, task: _Task, batches: int) -> None:
         ledger = task.ledger
-        ledger.seconds += clock() - task.since
-        ledger.collate_seconds += task.collate_seconds
+        ledger.seconds += (clock() - task.since) * task.weight
+        ledger.collate_seconds += task.collate_seconds * task.weight
         del self.making[thread]
         if not self.making and abs(sys.getswitchinterval() - _SWITCH_SECONDS) < 1e-6:  # else the script's own wish
             sys.setswitchinterval(self._switch_seconds)
@@ -233,9 +244,12 @@ class _Process:
         after = self._meter.read(thread, self._own_asked) if task.before is not None else None
         if task.before is not None and after is not None:
             read, asked, waited = after.since(task.before)
-            ledger.read_bytes += read * task.weight
-            ledger.asked_bytes += asked * task.weight
-            ledger.waited_seconds += waited * task.weight
+            weight, ledger.unmetered = ledger.unmetered + task.weight, 0
+            ledger.read_bytes += read * weight
+            ledger.asked_bytes += asked * weight
+            ledger.waited_seconds += waited * weight
+        else:
+            ledger.unmetered += batches
         self.told()
 
     # the sampler -----------------------------------------------------------------------------------------------------

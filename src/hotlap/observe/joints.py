@@ -10,6 +10,7 @@
         loss.backward()                 # loss_known(tensors, *rest)
         optimizer.step()                # weights_updating(optimizer), weights_updated(optimizer)
         total += loss.item()            # host_waited(name, *rest) -> value
+        out[out > 0]                    # mask_waited(name, *rest) -> value
     torch.compile(model)                # compile_called()
 
 An `Around` joint stands round a call: a subscriber gets `proceed` first and may change what goes in and comes out.
@@ -97,6 +98,7 @@ class Joints:
         self.method_called = Around(self._at_methods, self)
         self.batch_moved = Around(lambda patch: self._at_tensor_methods(patch, MOVES, self.batch_moved), self)
         self.host_waited = Around(self._at_waits, self)
+        self.mask_waited = Around(self._at_masks, self)
         self.compile_called = Notice(self._at_compile, self)
         self.roots = RootFinder(self)
 
@@ -246,14 +248,21 @@ class Joints:
             patch.set(torch.Tensor, name, _method(name, original, joint.through))
         patch.at(self.compile_called, patch.undo)
 
+    def _at_masks(self, patch: Patch) -> None:
+        """Apart from the other waits, since data sets index tensors all the time."""
+        import torch
+
+        for name in MASKED:
+            original = getattr(torch.Tensor, name)
+            waiting = _method(name, original, self.mask_waited.through)
+            patch.set(torch.Tensor, name, _masking(name, original, waiting))
+        patch.at(self.compile_called, patch.undo)
+
     def _at_waits(self, patch: Patch) -> None:
         import torch
 
         through = self.host_waited.through
         self._at_tensor_methods(patch, WAITS, self.host_waited)
-        for name in MASKED:
-            original = getattr(torch.Tensor, name)
-            patch.set(torch.Tensor, name, _masking(name, original, _method(name, original, through)))
         functions = Patch(self)  # a script that is compiled by torch.jit must find torch's own
         for name in FUNCTIONS:
             functions.set(torch, name, _method(name, getattr(torch, name), through))
@@ -335,8 +344,9 @@ def _masking(name: str, original: Any, waiting: Any) -> Any:
 
     @functools.wraps(original)
     def method(tensor: Any, index: Any, *value: Any) -> Any:
-        masks = is_mask(index) or (type(index) is tuple and any(map(is_mask, index)))
-        return waiting(tensor, index, *value) if tensor.is_cuda and masks else original(tensor, index, *value)
+        if tensor.is_cuda and (is_mask(index) or (type(index) is tuple and any(map(is_mask, index)))):
+            return waiting(tensor, index, *value)
+        return original(tensor, index, *value)
 
     return method
 

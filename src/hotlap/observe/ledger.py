@@ -31,20 +31,24 @@ class Ledger:
         else:
             self._bytes = mmap.mmap(-1, size)
         self._capacity, self.count = capacity, 0
-        _HEAD.pack_into(self._bytes, 0, 0, capacity)
+        self._open(0)
         in_forked_child(self._leave)
 
     def _leave(self) -> None:
         """A loader worker must not write between the lines of the process it came from."""
         self._bytes = mmap.mmap(-1, len(self._bytes))
-        _HEAD.pack_into(self._bytes, 0, self.count, self._capacity)
+        self._open(self.count)
+
+    def _open(self, count: int) -> None:
+        _HEAD.pack_into(self._bytes, 0, count, self._capacity)
+        self._head = memoryview(self._bytes)[: _HEAD.size].cast("q")  # the quickest way to write one number
 
     def note(self, kind: int, key: int, start: float, end: float) -> int:
         """Write one down; its number serves to complete it later."""
         number = self.count
-        _EVENT.pack_into(self._bytes, self._place(number), kind, key, start, end, _NONE, _NONE)
-        self.count = number + 1
-        _HEAD.pack_into(self._bytes, 0, self.count, self._capacity)
+        place = _HEAD.size + number % self._capacity * _EVENT.size
+        _EVENT.pack_into(self._bytes, place, kind, key, start, end, _NONE, _NONE)
+        self.count = self._head[0] = number + 1
         return number
 
     def ended(self, number: int, end: float) -> None:

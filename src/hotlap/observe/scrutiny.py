@@ -20,6 +20,8 @@ from hotlap.observe.watch import Watch
 
 clock = time.perf_counter
 
+_ALL_SEEN, _SEEN = 64, 4  # the first calls of roots, then one in so many: their inputs are looked at
+
 
 class Scrutiny:
     """`step` at every boundary; `next` begins the closer look and says whether it wants further steps."""
@@ -30,6 +32,7 @@ class Scrutiny:
         self._memory, self._inputs, self._leaks = Memory(), Inputs(), Leaks()
         self._look: Look | None = None
         self._is_looking = False
+        self._calls = 0
         self._number = -1  # of the look's own event in the ledger
         self._began = 0.0
         self._found = LookFacts()
@@ -83,8 +86,9 @@ class Scrutiny:
         self._found = dataclasses.replace(self._look.facts(spans), inputs=self._inputs.facts())
 
     def _root_called(self, proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
-        if root.training:
+        self._calls += 1
+        if self._is_looking and root.training:
+            self._inputs.look(root, args, kwargs)
+        if (self._calls < _ALL_SEEN or self._calls % _SEEN == 0 or self._is_looking) and root.training:
             self._inputs.saw(root, args, kwargs)
-            if self._is_looking:
-                self._inputs.look(root, args, kwargs)
         return proceed(root, args, kwargs)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hotlap.observe import anatomy as at
 from hotlap.observe import joints
-from hotlap.observe.device_clock import DeviceClock
+from hotlap.observe.device_clock import DeviceClock, Mark
 from hotlap.observe.ledger import Ledger, in_forked_child
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import SyncFacts
@@ -22,6 +23,7 @@ COPY, PAGEABLE = "copy", "pageable copy"  # a copy from pinned memory lets the h
 _NAMES = {"__bool__": "if", "__float__": "float", "__int__": "int", "__index__": "index", "__repr__": "print"}
 _NAMES |= {"__format__": "print", "__getitem__": "boolean index", "__setitem__": "boolean index"}
 _SITES_KEPT = 4096
+_ASKED = 8
 _JOINTS = joints.__file__
 
 
@@ -35,14 +37,22 @@ class Site:
 class Waits:
     """Subscribes to waits and moves. Only the script's own thread counts, and of nested waits only the outermost."""
 
-    def __init__(self, patch: Patch, ledger: Ledger, device: DeviceClock) -> None:
+    def __init__(self, patch: Patch, ledger: Ledger, device: DeviceClock, mark: Callable[[], Mark | None]) -> None:
         self.sites: list[Site] = []
-        self._ledger, self._device = ledger, device
+        self._ledger, self._device, self._mark = ledger, device, mark
+        self._pinned: dict[Any, tuple[int, str]] = {}  # by line: how often it was asked, and what it said last
         self._thread, self._is_inside = threading.get_ident(), False
         self._numbers: dict[tuple[Any, int, str], int] = {}
         in_forked_child(self._leave)
         patch.at(patch.joints.host_waited, self._waited)
         patch.at(patch.joints.batch_moved, self._moved)
+        self._patch: Patch | None = patch
+
+    def device_is_used(self) -> None:
+        """From now on masks are looked for too, which only wait where there is a device."""
+        if self._patch is not None:
+            self._patch.at(self._patch.joints.mask_waited, self._waited)
+            self._patch = None
 
     def _leave(self) -> None:
         self._thread = -1  # a loader worker's waits are its own affair
@@ -64,20 +74,21 @@ class Waits:
     def _moved(self, proceed: Any, name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_inside or threading.get_ident() != self._thread:
             return proceed(name, tensor, *args, **kwargs)
-        before = None if tensor.is_cuda else self._device.mark()
+        before = None if tensor.is_cuda else self._mark()
         start = clock()
         moved = proceed(name, tensor, *args, **kwargs)
         end = clock()
         if tensor.is_cuda is moved.is_cuda:
             return moved
         to_host = tensor.is_cuda
-        site = self._site("cpu" if to_host else COPY if tensor.is_pinned() else PAGEABLE, True)
+        site = self._site("cpu" if to_host else "", True, tensor)
         if site is not None:
             number = self._ledger.note(at.SYNC if to_host else at.COPY, site, start, end)
-            self._device.put(number, before, None if to_host else self._device.mark())
+            if before is not None:
+                self._device.put(number, before, self._mark())
         return moved
 
-    def _site(self, name: str, on_device: bool) -> int | None:
+    def _site(self, name: str, on_device: bool, copied: Any = None) -> int | None:
         """The number of the line that called; None where that was hotlap, or a library reading its own numbers."""
         caller: Any = sys._getframe(2)
         while caller.f_code.co_filename == _JOINTS:  # the joint, and the method that was replaced
@@ -86,7 +97,9 @@ class Waits:
         if is_ours(path) or not (on_device or is_users(path)):
             return None
         frame = user_frame(caller)
-        key = (frame.f_code, frame.f_lineno, name) if frame is not None else (None, 0, name)
+        place = (frame.f_code, frame.f_lineno) if frame is not None else (None, 0)
+        name = name or self._kind_of_copy(place, copied)
+        key = (*place, name)
         number = self._numbers.get(key)
         if number is None:
             if len(self.sites) >= _SITES_KEPT:
@@ -95,6 +108,14 @@ class Waits:
             path = frame.f_code.co_filename if frame is not None else ""
             self.sites.append(Site(path, key[1], _NAMES.get(name, name)))
         return number
+
+    def _kind_of_copy(self, place: tuple[Any, int], copied: Any) -> str:
+        """Whether the memory is pinned: asked of torch for a line's first copies only, since asking costs."""
+        asked, kind = self._pinned.get(place, (0, ""))
+        if asked < _ASKED:
+            kind = COPY if copied.is_pinned() else PAGEABLE
+            self._pinned[place] = asked + 1, kind
+        return kind
 
 
 def sync_facts(sites: list[Site], events: list[at.Event], parts: at.Anatomy) -> list[SyncFacts]:

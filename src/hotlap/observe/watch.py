@@ -19,7 +19,7 @@ from typing import Any
 
 from hotlap.observe import anatomy as at
 from hotlap.observe.dataset_state import dataset_state
-from hotlap.observe.device_clock import DeviceClock
+from hotlap.observe.device_clock import DeviceClock, Mark
 from hotlap.observe.facts import global_generators, loader_facts, optimizer_facts, root_facts
 from hotlap.observe.ledger import Ledger
 from hotlap.observe.patch import Patch
@@ -34,6 +34,7 @@ _OBJECTS_KEPT = 256  # loaders, optimizers and roots each
 _DRAWS_PROBED = 5
 _DRAWS_LOOKED_AT = (1, 2, 4, 8, 16, 32, 64, 128)
 _SLOTS = 64
+_ALL_MARKED, _MARKED = 16, 4  # the first steps, then one in so many: a mark costs the host some microseconds
 _OWN_SECONDS = 20e-6  # what takes hotlap longer than this between two steps is cut out of them
 
 
@@ -90,7 +91,7 @@ class Watch:
         self._first_draw: float | None = None
         self.ledger = Ledger(os.path.join(folder, "events") if folder else "")
         self._device = DeviceClock(self.ledger)
-        self._mark = self._device.mark if closely else _no_mark
+        self._closely, self._marks = closely, closely  # whether this step is marked at every joint
         self._losses: deque[Any] = deque(maxlen=_LOSSES_KEPT)
         self._loaders, self._optimizers, self._roots = Met(), Met(), Met()
         self._counts: dict[int, int] = {}
@@ -120,7 +121,7 @@ class Watch:
         patch.at(joints.compile_called, self._compile_called)
         if closely:
             patch.at(joints.method_called, self._root_called, depth=-1)
-        self._waits = Waits(patch, self.ledger, self._device) if closely else None
+        self._waits = Waits(patch, self.ledger, self._device, self._mark) if closely else None
 
     # the loop, in its order --------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Watch:
             self._device.put(number, mark, self._mark())
 
     def _loss_known(self, proceed: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(tensors, "numel", lambda: 0)() == 1:
+        if not self._closely and getattr(tensors, "numel", lambda: 0)() == 1:
             self._losses.append(tensors.detach())
         self._closures.update(self._updating)
         mark = self._mark()
@@ -245,8 +246,12 @@ class Watch:
     def _compile_called(self) -> None:
         self._compiles = True
 
+    def _mark(self) -> Mark | None:
+        return self._device.mark() if self._marks else None
+
     def _boundary(self) -> None:
         self.steps += 1
+        self._marks = self._closely and (self.steps < _ALL_MARKED or self.steps % _MARKED == 0)
         self._updating.clear()  # a step of an optimizer that raised
         if self.steps == self._refresh_at:
             self._refresh_at *= 4
@@ -292,6 +297,8 @@ class Watch:
         if parameters:
             size = sum(p.numel() * p.element_size() for p in parameters.values())
             self._weights = next(p.device.type for p in parameters.values()), size
+        if self._waits is not None and self.device != "cpu" and not self._compiles:
+            self._waits.device_is_used()
 
     def snapshot(self, withdrawn: list[str] | None = None) -> Snapshot:
         """All but the steps, and without a wait for the device."""
@@ -340,10 +347,6 @@ class Watch:
         self._device.settle(wait=True)
         losses = torch.stack([loss.reshape(()).double() for loss in self._losses]).tolist() if self._losses else []
         return dataclasses.replace(complete(self.snapshot(withdrawn), self.ledger.events()), losses=losses)
-
-
-def _no_mark() -> None:
-    return None
 
 
 def _cpu_seconds() -> float:
