@@ -65,7 +65,7 @@ def profile(
         _check_writable(os.path.dirname(path) or ".", "name another place")
     wishes = Wishes(steps, 0.0 if steps == 0 and seconds == 60.0 else seconds, None if warmup < 0 else warmup, quiet)
     report, code, events = measured(_target(script, m), TECHNIQUES, wishes, keep_events=bool(trace_file))
-    Console().print(terminal.profile(report))
+    Console().print("\n", terminal.profile(report))  # the script may have left its last line open
     if before is not None:
         from hotlap.report.compare import compare as compared
 

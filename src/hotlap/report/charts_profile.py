@@ -17,6 +17,10 @@ MOST_LAYERS = 60
 MOST_NAMED = 8  # layers that carry the number of their row in the table
 
 
+_FAR = 20  # times a step
+_SAME_ROOF = 0.05
+
+
 def steps(report: ProfileReport) -> Any | None:
     """Every step of a profile in order, so that warm-up, spikes and drift are seen."""
     points = canvas.finite_points(report.step_times)
@@ -29,7 +33,12 @@ def steps(report: ProfileReport) -> Any | None:
         axes.axhline(report.step_seconds * scale, color=canvas.INK, linewidth=0.8, linestyle=(0, (4, 3)))
         canvas.legend(axes, [canvas.line(f"a step: {figures.seconds(report.step_seconds)}", canvas.INK, (0, (4, 3)))])
     axes.grid(axis="y")
-    axes.set_ylim(bottom=0)
+    positive = [y for _, y in points if y > 0]
+    if positive and max(positive) > _FAR * max(report.step_seconds, min(positive)):
+        axes.set_yscale("log")  # a first step of many seconds would press all others to the floor
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_xlabel("step")
     axes.set_ylabel(f"{unit} a step")
     return figure
@@ -63,11 +72,22 @@ def parts(report: ProfileReport) -> Any | None:
     return figure
 
 
+def _roofs(report: ProfileReport) -> dict[str, float]:
+    """Peaks by dtype; those that lie on one another are one roof."""
+    found: dict[str, float] = {}
+    for name, peak in report.peak_flops.items():
+        if not figures.known(peak) or peak <= 0:
+            continue
+        same = next((other for other, height in found.items() if abs(peak / height - 1) < _SAME_ROOF), None)
+        found[f"{same}, {name[:16]}" if same else name[:16]] = found.pop(same) if same else peak
+    return found
+
+
 def roofline(report: ProfileReport) -> Any | None:
     """Layers by how much they compute for a byte, and how fast; nothing can lie above the roof measured here."""
     from matplotlib.ticker import LogLocator
 
-    roofs = {name: peak for name, peak in report.peak_flops.items() if figures.known(peak) and peak > 0}
+    roofs = _roofs(report)
     bandwidth = report.peak_bandwidth
     points = [
         (k, one, *where) for k, one in enumerate(anatomy.layers(report)[:MOST_LAYERS], 1) if (where := _point(one))
@@ -84,7 +104,7 @@ def roofline(report: ProfileReport) -> Any | None:
     axes.plot([left, max(ridges)], [left * bandwidth, max(roofs.values())], color=canvas.INK, linewidth=0.9)
     for name, peak in roofs.items():
         axes.plot([peak / bandwidth, right], [peak, peak], color=canvas.INK, linewidth=0.9)
-        said = f"{name[:16]} {figures.si(peak, 'FLOP/s')}"
+        said = f"{name} {figures.si(peak, 'FLOP/s')}"
         axes.annotate(said, (right, peak), xytext=(0, 3), textcoords="offset points", ha="right", fontsize=7.5)
     for bound, colour in BOUND_COLOURS.items():
         of_kind = [(x, y) for _, one, x, y in points if one.bound == bound]
