@@ -24,7 +24,8 @@ from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data._utils.collate import default_collate
 
 from hotlap.observe import feeding as feeding_module
-from hotlap.observe.feeding import Feeding, feed_facts
+from hotlap.observe.feed_record import feed_facts
+from hotlap.observe.feeding import Feeding
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import FeedFacts

@@ -32,7 +32,7 @@ from hotlap.measure.scrutinised import growth, inputs, layers, memory
 from hotlap.measure.trial import Trial, read_trial
 from hotlap.measure.tune import facts
 from hotlap.observe.anatomy import Event
-from hotlap.observe.feeding import feed_facts
+from hotlap.observe.feed_record import feed_facts
 from hotlap.observe.launch import Target
 from hotlap.observe.ledger import read_events
 from hotlap.observe.machine import load_nvml

@@ -10,19 +10,21 @@ import json
 import linecache
 import os
 import random
-import statistics
 import sys
 import time
 import weakref
 from _thread import get_ident, start_new_thread  # bare threads: nothing to join, no locks to hold across a fork
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from hotlap.observe.batches import batch_samples, ready_batches, shared_length, tensor_sizes
+from hotlap.observe.feed_record import feed_facts
+from hotlap.observe.meters import Meter, Reading, resident_bytes, shm_room, thread_asked_bytes
 from hotlap.observe.patch import Patch
-from hotlap.observe.run import FeedFacts, Maker, Making
-from hotlap.observe.stacks import COLLATE, OWN, Label, Labels, stack_below
+from hotlap.observe.run import FeedFacts
+from hotlap.observe.stacks import Label, Labels, stack_below
 
 clock = time.perf_counter
 
@@ -32,8 +34,6 @@ _WRITE_SECONDS = 0.5
 _LOOKED_AT = 8  # batches whose size is taken
 _WATCHED = 16  # of quick batches one in so many is watched, and of short ones metered, for all of them
 _QUICK_SECONDS, _SHORT_SECONDS = 0.0005, 0.005
-_THINGS = 4096  # in one batch, when its size is taken
-_SHM = "/dev/shm"
 
 
 class Feeding:
@@ -71,7 +71,7 @@ class Feeding:
             finally:
                 fetcher.collate_fn = collate
             process.end(thread, task, task.weight)
-            task.ledger.made(_samples(fetcher, possibly_batched_index, batch), task.weight)
+            task.ledger.made(batch_samples(fetcher, possibly_batched_index, batch), task.weight)
             return batch
 
         return fetch
@@ -80,7 +80,7 @@ class Feeding:
         workers = getattr(iterator, "_num_workers", 0)
         if not workers and iterator._num_yielded > _LOOKED_AT:
             return proceed(iterator)
-        depth = _depth(iterator) if workers else 0
+        depth = ready_batches(iterator) if workers else 0
         batch = proceed(iterator)
         process = self._here()
         ledger = process.ledger(iterator._dataset)
@@ -148,8 +148,8 @@ class _Ledger:
         self.draws_from_empty += not depth
 
     def look_at(self, batch: Any) -> None:
-        self.batch_bytes.append(sum(size for size, _ in _sizes(batch)))
-        self.drawn_samples = self.drawn_samples or _shared_length(batch)
+        self.batch_bytes.append(sum(size for size, _ in tensor_sizes(batch)))
+        self.drawn_samples = self.drawn_samples or shared_length(batch)
 
     def record(self) -> dict[str, Any]:
         skipped = ("labels", "fetcher", "seen")
@@ -162,7 +162,7 @@ class _Task:
 
     __slots__ = ("before", "collate_seconds", "ledger", "since", "weight")
 
-    def __init__(self, ledger: _Ledger, weight: int, before: _Reading | None) -> None:
+    def __init__(self, ledger: _Ledger, weight: int, before: Reading | None) -> None:
         self.ledger, self.weight, self.before = ledger, weight, before
         self.collate_seconds = 0.0
         self.since = clock()
@@ -197,7 +197,7 @@ class _Process:
         self._code = code
         self._ledgers: dict[int, _Ledger] = {}
         self._path = os.path.join(folder, f"feed-{pid}-{time.monotonic_ns()}.json")  # pids come again
-        self._meter = _Meter()
+        self._meter = Meter()
         self._written = float("-inf")
         self._is_changed = self._is_over = self._has_started = self._is_sampling = False
         self._failed = ""
@@ -289,7 +289,7 @@ class _Process:
                     self._is_changed = True
             if len(linecache.cache) != sources:
                 sources = len(linecache.cache)
-                self._own_asked = _asked_bytes()
+                self._own_asked = thread_asked_bytes()
             if self._is_changed and clock() - self._written >= _WRITE_SECONDS:
                 self.write()
 
@@ -303,11 +303,11 @@ class _Process:
 
     def write(self) -> None:
         self._written, self._is_changed = clock(), False
-        shm_bytes, shm_free = _shm()
+        shm_bytes, shm_free = shm_room()
         self._shm_free = min(self._shm_free, shm_free)
         record = {
             "worker": self.worker,
-            "resident_bytes": _resident_bytes(),
+            "resident_bytes": resident_bytes(),
             "shm_bytes": shm_bytes,
             "shm_free_bytes": self._shm_free,
             "failed": self._failed,
@@ -329,228 +329,3 @@ class _Process:
 
     def close(self) -> None:
         self._meter.close()
-
-
-# what the system counts ----------------------------------------------------------------------------------------------
-
-
-class _Reading:
-    __slots__ = ("asked_bytes", "cost_bytes", "read_bytes", "waited_seconds")
-
-    def __init__(self, io: bytes, schedule: bytes, own_bytes: int) -> None:
-        fields = io.split()
-        self.asked_bytes, self.read_bytes = int(fields[1]) - own_bytes, int(fields[9])
-        self.waited_seconds = int(schedule.split()[1]) / 1e9 if schedule else 0.0
-        self.cost_bytes = len(io) + len(schedule)  # to read the counter is counted, too
-
-    def since(self, before: _Reading) -> tuple[int, int, float]:
-        return (
-            self.read_bytes - before.read_bytes,
-            max(0, self.asked_bytes - before.asked_bytes - before.cost_bytes),
-            max(0.0, self.waited_seconds - before.waited_seconds),
-        )
-
-
-class _Meter:
-    """Bytes read by this process, and how long a thread stood runnable without a core."""
-
-    def __init__(self) -> None:
-        self._io = _open("/proc/self/io")
-        self._threads: dict[int, Any] = {}
-
-    def read(self, thread: int, own_bytes: int) -> _Reading | None:
-        if self._io is None:
-            return None
-        if thread not in self._threads:
-            self._threads[thread] = _open("/proc/thread-self/schedstat")
-        schedule = self._threads[thread]
-        try:
-            waits = b"" if schedule is None else os.pread(schedule.fileno(), 128, 0)
-            return _Reading(os.pread(self._io.fileno(), 512, 0), waits, own_bytes)
-        except ProcessLookupError:  # an older thread by the same number
-            self._threads.pop(thread).close()
-            return None
-        except (OSError, ValueError, IndexError):  # closed, or written in another way
-            return None
-
-    def close(self) -> None:
-        for file in (self._io, *self._threads.values()):
-            if file is not None:
-                file.close()
-
-
-def _open(path: str) -> Any:
-    try:
-        return open(path, "rb", buffering=0)
-    except OSError:
-        return None
-
-
-def _asked_bytes() -> int:
-    """By this thread."""
-    try:
-        return int(Path("/proc/thread-self/io").read_bytes().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0
-
-
-def _shm() -> tuple[int, int]:
-    try:
-        found = os.statvfs(_SHM)
-    except OSError:
-        return 0, 0
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-
-
-# what a batch is -----------------------------------------------------------------------------------------------------
-
-
-def _depth(iterator: Any) -> int:
-    """How many batches are ready: those that came out of turn, and those not yet taken from the queue."""
-    try:
-        ready = sum(len(task) > 1 for task in iterator._task_info.values())
-        return int(min(ready + iterator._data_queue.qsize(), len(iterator._task_info)))
-    except (AttributeError, NotImplementedError, OSError):  # macOS cannot count a queue
-        return 0
-
-
-def _samples(fetcher: Any, index: Any, batch: Any) -> int:
-    if isinstance(index, (list, tuple)):
-        cut = getattr(fetcher, "ended", False)  # an iterable's last batch
-        return min(_shared_length(batch) or len(index), len(index)) if cut else len(index)
-    return _shared_length(batch) or 1
-
-
-def _shared_length(batch: Any) -> int:
-    """The first dimension, where all its tensors have the same."""
-    lengths = {length for _, length in _sizes(batch)}
-    return lengths.pop() if len(lengths) == 1 else 0
-
-
-def _sizes(batch: Any) -> Iterator[tuple[int, int]]:
-    """Bytes and first dimension of each tensor in it."""
-    for array in _arrays(batch):
-        try:
-            yield int(array.nbytes), int(array.shape[0]) if len(array.shape) else 0
-        except (RuntimeError, NotImplementedError, AttributeError, TypeError):  # nested and sparse ones have no such
-            continue
-
-
-def _arrays(batch: Any) -> Iterator[Any]:
-    """The tensors and arrays in a batch, however they are packed. None of its own code is run."""
-    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
-    kinds = (torch.Tensor,) if numpy is None else (torch.Tensor, numpy.ndarray)
-    stack, seen, budget = [batch], set(), _THINGS
-    while stack and budget:
-        thing = stack.pop()
-        budget -= 1
-        if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type)) or thing is None:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, kinds):
-            yield thing
-        elif isinstance(thing, (list, tuple)):
-            stack.extend(reversed(thing))
-        else:
-            held = thing if isinstance(thing, dict) else getattr(thing, "__dict__", None)
-            if isinstance(held, dict):
-                stack.extend(reversed(list(dict.values(held))))
-
-
-# reading it back -----------------------------------------------------------------------------------------------------
-
-
-def read_makers(folder: str) -> list[dict[str, Any]]:
-    """What each process has left in the folder."""
-    found = []
-    for path in sorted(Path(folder).glob("feed-*.json")):
-        try:
-            found.append(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            continue
-    return found
-
-
-def feed_facts(folder: str, datasets: Collection[int] | None = None) -> FeedFacts:
-    """How batches of these data sets, or of all, were made: from the folder alone, whoever is still alive."""
-    processes = read_makers(folder)
-    rows = [
-        (process, ledger)
-        for process in processes
-        for ledger in process["ledgers"]
-        if datasets is None or ledger["dataset"] in datasets
-    ]
-    ledgers = [ledger for _, ledger in rows]
-    sizes = [size for ledger in ledgers for size in ledger["sizes"]]
-    sizes = sizes or [ledger["drawn_samples"] for ledger in ledgers if ledger["drawn_samples"]]
-    batch_bytes = [size for ledger in ledgers for size in ledger["batch_bytes"]]
-    draws = sum(ledger["draws"] for ledger in ledgers)
-    reasons = [ledger["unwatched"] for ledger in ledgers] + [process["failed"] for process, _ in rows]
-    shm_bytes, shm_free = _shm()
-    return FeedFacts(
-        makers=_makers(rows),
-        makings=_makings(ledgers),
-        batch_bytes=statistics.median_low(batch_bytes) if batch_bytes else 0,
-        batch_samples=statistics.median_low(sizes) if sizes else 0,
-        draws=draws,
-        draws_from_empty=sum(ledger["draws_from_empty"] for ledger in ledgers),
-        mean_depth=sum(ledger["depths"] for ledger in ledgers) / draws if draws else 0.0,
-        capacity=max((ledger["capacity"] for ledger in ledgers), default=0),
-        shm_bytes=max((process["shm_bytes"] for process in processes), default=shm_bytes),
-        shm_free_bytes=min((process["shm_free_bytes"] for process in processes), default=shm_free),
-        unwatched=next(filter(None, reasons), ""),
-    )
-
-
-def _makers(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[Maker]:
-    """One for each worker's number: a loader may start its workers again with each epoch."""
-    found: dict[int, Maker] = {}
-    for process, ledger in rows:
-        if not ledger["seconds"]:
-            continue  # it only drew
-        number = process["worker"]
-        one = found.get(number, Maker(number, 0, 0, 0.0, 0, 0, 0, 0.0))
-        found[number] = Maker(
-            worker=number,
-            batches=one.batches + ledger["batches"],
-            samples=one.samples + ledger["samples"],
-            seconds=one.seconds + ledger["seconds"],
-            read_bytes=one.read_bytes + ledger["read_bytes"],
-            asked_bytes=one.asked_bytes + ledger["asked_bytes"],
-            resident_bytes=max(one.resident_bytes, process["resident_bytes"]),
-            waited_seconds=one.waited_seconds + ledger["waited_seconds"],
-        )
-    return [found[number] for number in sorted(found)]
-
-
-def _makings(ledgers: list[dict[str, Any]]) -> list[Making]:
-    """Shares from the samples, seconds from the clock: they add up to what making took."""
-    seconds: dict[Label, float] = {}
-    collating = [(ledger["collate_seconds"], ledger["seen"]) for ledger in ledgers]
-    before = [(ledger["seconds"] - ledger["collate_seconds"], ledger["seen"]) for ledger in ledgers]
-    _share_out(collating, lambda what: what == COLLATE, COLLATE, seconds)
-    _share_out(before, lambda what: what != COLLATE, OWN, seconds)
-    return sorted((Making(label[0], one, *label[1:]) for label, one in seconds.items()), key=lambda row: -row.seconds)
-
-
-def _share_out(
-    parts: list[tuple[float, list[list[Any]]]], belongs: Callable[[str], bool], unseen: str, into: dict[Label, float]
-) -> None:
-    """The time of each process by its samples. One too short to be sampled is taken to have done as the others did."""
-    shares: dict[Label, float] = {}
-    for seconds, seen in parts:
-        rows = [(tuple(label), weight) for *label, weight in seen if belongs(label[0])]
-        total = sum(weight for _, weight in rows)
-        for label, weight in rows:
-            shares[label] = shares.get(label, 0.0) + seconds * weight / total
-    time_taken, known = sum(seconds for seconds, _ in parts), sum(shares.values())
-    if time_taken > 0:
-        shares = {label: one * time_taken / known for label, one in shares.items()} if known else {}
-        into.update(shares or {(unseen, "", 0): time_taken})
