@@ -286,3 +286,65 @@ def test_trace_and_comparison(tmp_path: Path) -> None:
     assert "forward" in found["stdout"] and "before" in found["stdout"]
     missing = start(tmp_path, TRAINS_ON.format(epochs=3, after=""), "--compare", "nowhere.json")
     assert "nowhere.json" in missing.communicate()[1] and missing.returncode == 2
+
+
+def test_children_that_train_are_left_alone(tmp_path: Path) -> None:
+    script = """
+    import multiprocessing
+    def fold(number):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(3):
+            for x, y in DataLoader(Slow(0.0), batch_size=2):
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+        print("fold", number, "done", flush=True)
+    for number in range(2):
+        child = multiprocessing.get_context("fork").Process(target=fold, args=(number,))
+        child.start()
+        child.join()
+        print("exit", child.exitcode, flush=True)
+    fold(9)
+    """
+    found = profile(tmp_path, script, "--steps", "10")
+    assert [line for line in found["stdout"].splitlines() if line.startswith(("fold", "exit"))] == [
+        "fold 0 done",
+        "exit 0",
+        "fold 1 done",
+        "exit 0",
+    ]
+    assert found["steps"] == 10 and "Traceback" not in found["stderr"]
+
+
+def test_a_folder_with_names_of_ours_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    for name in ("statistics.py", "hotlap.py", "dataclasses.py"):
+        (tmp_path / "here" / name).write_text("raise RuntimeError('not yours')")
+    (tmp_path / "train.py").write_text(HEAD + TRAINS_ON.format(epochs=3, after=""))
+    hotlap = Path(sys.executable).with_name("hotlap")
+    done = subprocess.run(
+        [hotlap, "profile", "-q", "../train.py"], cwd=tmp_path / "here", text=True, capture_output=True
+    )
+    assert done.returncode == 0 and "a step" in done.stdout, done.stderr
+
+
+def test_what_a_scheduler_sends_reaches_the_script(tmp_path: Path) -> None:
+    process = start(tmp_path, TRAINS_ON.format(epochs=10**6, after=""), "--steps", "0")
+    assert process.stdout is not None
+    while "third epoch" not in process.stdout.readline():
+        pass
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143 and json.loads((tmp_path / "p.json").read_text())["steps"] >= 16
+    left = subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, text=True).stdout.split()
+    assert left == []
+
+
+def test_the_verdict_speaks_of_the_same_steps_as_the_table(tmp_path: Path) -> None:
+    """A first step of a second would turn it, were warm-up not left out of both."""
+    script = TRAINS_ON.replace("for epoch", "time.sleep(0)\nfor epoch").replace(
+        "optimizer.zero_grad()", "optimizer.zero_grad()\n        if epoch == 0: time.sleep(0.2)"
+    )
+    found = profile(tmp_path, script.format(epochs=6, after=""), "--warmup", "8")
+    assert found["shares"]["other"] < 0.5 and found["bound"]["by"] != "python"

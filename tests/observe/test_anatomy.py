@@ -457,3 +457,18 @@ def test_the_devices_clock_has_its_own_shares() -> None:
     parts = dict(zip(SHARES, steps[0].device_parts, strict=True))
     assert parts == {"wait": 0.5, "copy": 0, "forward": 3, "backward": 5, "update": 1, "sync": 0, "other": 0.5}
     assert sum(steps[0].parts) == 10.0 and steps[0].parts[0] == 2.0  # a fifth of the host's time was the draw
+
+
+def test_a_model_judged_in_a_row_without_a_loader_is_an_evaluation() -> None:
+    """As by nanoGPT's `estimate_loss`; a teacher that is asked once a step is part of it."""
+    tape = Tape()
+    for number in range(6):
+        tape(FORWARD, MODEL, 2)
+        tape(JUDGED, MODEL, 1)
+        tape(BACKWARD, 0, 3)
+        tape(UPDATE, ADAM, 4)
+        for _ in range(5 if number % 2 else 0):
+            tape(JUDGED, MODEL, 9)
+    found = anatomy(tape.events)
+    assert {step.seconds for step in found.steps} == {10.0} and len(found.steps) == 5
+    assert len(found.evaluations) == 3 and found.evaluation_seconds == 3 * 45

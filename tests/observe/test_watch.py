@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import pickle
+import queue
 import random
 import textwrap
+import threading
 import weakref
 from pathlib import Path
 
@@ -537,14 +541,126 @@ def test_frozen_and_unwatched_modules_are_no_roots(watched) -> None:
     assert len(record.roots) == 1 and record.roots[0].calls == 1  # the first call has begun when it is found
 
 
-def test_a_class_that_pickles_itself_stands_aside(watched) -> None:
-    class Own(Net):
-        def __getstate__(self):
-            return vars(self)
+class CopiesItself(nn.Module):
+    """As people write it by hand, over `__dict__`."""
 
-    model = Own()
-    record = watched(stepped(model, model))
-    assert record.roots[0].stands_aside and "_compiled_call_impl" not in vars(model)
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.linear(x)
+
+    def __deepcopy__(self, memo):
+        new = CopiesItself.__new__(CopiesItself)
+        for name, value in self.__dict__.items():
+            new.__dict__[name] = copy.deepcopy(value, memo)
+        return new
+
+    def __getstate__(self):
+        return dict(vars(self))
+
+
+class ReducesItself(CopiesItself):
+    def __reduce__(self):
+        return _restored, (dict(vars(self)),)
+
+
+def _restored(state):
+    new = ReducesItself.__new__(ReducesItself)
+    new.__dict__.update(state)
+    return new
+
+
+@pytest.mark.parametrize("kind", [CopiesItself, ReducesItself])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_made_by_hand_computes_with_its_own_weights(watched, kind, copied) -> None:
+    seen: list[bool] = []
+
+    def script() -> None:
+        model = kind()
+        optimizer, x = sgd(model), torch.ones(1, 3)
+        train(model, optimizer, data(4))
+        before, other = model(x).item(), copied(model)
+        train(model, optimizer, data(4))
+        seen.append(other(x).item() == before != model(x).item())
+
+    record = watched(script)
+    assert seen == [True] and record.roots[0].calls > 5
+
+
+def test_a_dropped_model_is_freed_at_once(watched) -> None:
+    alive: list[object] = []
+
+    def script() -> None:
+        for _ in range(3):
+            model = nn.Linear(3, 1)
+            optimizer = sgd(model)
+            train(model, optimizer, data(8))
+            reference = weakref.ref(model)
+            del model, optimizer
+            alive.append(reference())
+
+    gc.disable()
+    try:
+        watched(script)
+    finally:
+        gc.enable()
+    assert alive == [None, None, None]
+
+
+class Odd(Dataset):
+    def __len__(self) -> int:
+        raise RuntimeError("not for you")
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(3)
+
+
+class OwnParameters(nn.Linear):
+    def parameters(self, recurse: bool = True):
+        return [{"params": list(super().parameters(recurse))}]
+
+
+def test_odd_things_of_the_scripts_never_break_it(watched) -> None:
+    """Each of these once raised out of our own bookkeeping."""
+
+    def script() -> None:
+        lazy = nn.ModuleList([nn.Linear(3, 1), nn.LazyLinear(2)])
+        optimizer = torch.optim.SGD(lazy.parameters(), lr=0.1)
+        sampler = torch.utils.data.SequentialSampler(range(24))
+        for batch in DataLoader(Odd(), batch_size=2, sampler=sampler):
+            lazy[0](batch).sum().backward()
+            optimizer.step()
+        groups = OwnParameters(3, 1)
+        optimizer = torch.optim.SGD(groups.parameters(), lr=0.1)
+        groups(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        done.append(True)
+
+    done: list[bool] = []
+    watched(script, closely=True)
+    assert done == [True]
+
+
+def test_a_thread_that_loads_ahead_makes_no_steps(watched) -> None:
+    def script() -> None:
+        model = nn.Linear(3, 1)
+        optimizer, batches = sgd(model), queue.Queue(2)
+
+        def load() -> None:
+            for batch in data(12):
+                batches.put(batch)
+            batches.put(None)
+
+        threading.Thread(target=load, daemon=True).start()
+        while (batch := batches.get()) is not None:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+
+    record = watched(script)
+    assert len(record.step_seconds) in (11, 12) and record.share("wait") == 0
 
 
 def test_autocast_and_layout_are_noted(watched) -> None:

@@ -14,6 +14,7 @@ from hotlap.report.findings import Bound, By
 _BUSY = 0.85  # a device this busy leaves nothing to gain by feeding it faster
 _MOST = 0.4  # a share of the host's time that decides without a closer look
 _PLAIN = "float32"
+_FAR_BELOW = 0.1  # of the roofline: neither arithmetic nor memory holds the layers up
 UNCOUNTED = ("RNN", "LSTM", "GRU")  # torch's counter has no formula for these
 _KERNELS_PAY = 0.5  # less than this of forward and backward inside kernels: the rest is handing over
 
@@ -75,6 +76,10 @@ def _on_processor(run: Run, host: dict[str, float]) -> Bound:
     if inside and inside < _KERNELS_PAY * there:
         part = figures.percent(inside / there)
         return Bound("launch", [told, f"only {part} of forward and backward is spent inside operations"])
+    reached = roof_share(run.look)
+    if reached is not None and reached < _FAR_BELOW:
+        small = f"operations reach {figures.percent(reached)} of what this machine could do: they are too small"
+        return Bound("launch", [told, small])
     kind, shown = _compute_or_memory(run.look)
     return Bound(kind, [told, *shown])
 
@@ -106,6 +111,20 @@ def peak_of(layer: LayerFacts, look: LookFacts) -> float:
     return (
         (rounds and look.peak_flops.get("tf32")) or look.peak_flops.get(layer.dtype) or look.peak_flops.get(_PLAIN, 0)
     )
+
+
+def least_seconds(layer: LayerFacts, look: LookFacts) -> float:
+    """What a layer's work and bytes take on this machine at best; 0 where that is not known."""
+    if not layer_bound(layer, look):
+        return 0.0
+    return max(layer.flops / peak_of(layer, look), layer.moved_bytes / look.peak_bandwidth)
+
+
+def roof_share(look: LookFacts) -> float | None:
+    """How near all layers together come to the roofline."""
+    known = [one for one in look.layers if layer_bound(one, look)]
+    seconds = sum(one.forward_seconds + one.backward_seconds for one in known)
+    return sum(least_seconds(one, look) for one in known) / seconds if seconds else None
 
 
 def layer_bound(layer: LayerFacts, look: LookFacts) -> Literal["compute", "memory", ""]:

@@ -55,6 +55,7 @@ class Recorder:
 
     def stepped(self, count: int) -> None:
         if self.enough:
+            self._put("going-on", "")
             raise Stopped  # swallowed once: say it again
         now = time.perf_counter()
         self._first_step = self._first_step or now
@@ -71,8 +72,13 @@ class Recorder:
             if not self.order.real:
                 os._exit(0)
             self.enough = True
-            self._put("stopping", "")
+            if not self._trains_in_main_thread():
+                sys.stdout.flush()
+                os._exit(0)  # nothing raised there would end the script, only leave it half-trained
             raise Stopped
+
+    def _trains_in_main_thread(self) -> bool:
+        return self.attached is None or self.attached.watch is None or self.attached.watch.trains_in_main_thread
 
     def _is_enough(self, count: int, trained: float) -> bool:
         """Whether the timed steps are done; a run to its end gets its closer look on the way."""
@@ -110,9 +116,10 @@ class Recorder:
 
     def _put(self, name: str, text: str) -> None:
         path = os.path.join(self.order.folder, name)
-        with open(path + ".new", "w") as file:
-            file.write(text)
-        os.replace(path + ".new", path)
+        with contextlib.suppress(OSError):  # a full disk, or a script that empties its temporary folder
+            with open(path + ".new", "w") as file:
+                file.write(text)
+            os.replace(path + ".new", path)
 
 
 def run_trial(order: Order) -> None:
@@ -193,6 +200,7 @@ def _ending(error: BaseException) -> str:
     return f"raised: {text}"
 
 
-if __name__ == "__main__":
+def main() -> None:
     sys.argv, given = [""], sys.argv[1]
+    sys.path.insert(0, "")  # where the script's own folder will stand
     run_for_real(from_json(Order, json.loads(given)))

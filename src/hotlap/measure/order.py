@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
+
+
+def own_process(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module's `main` without the folder we stand in on its path: what lies there may be named
+    like something hotlap imports."""
+    return [sys.executable, "-c", f"import sys; sys.path.pop(0); from {module} import main; main()", *arguments]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from hotlap.measure.bound import bound
 from hotlap.measure.candidates import Candidate, consider
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.feeding import feeding
-from hotlap.measure.order import Order
+from hotlap.measure.order import Order, own_process
 from hotlap.measure.pace import pace
 from hotlap.measure.scrutinised import growth, inputs, layers, memory
 from hotlap.measure.trial import Trial, read_trial
@@ -43,7 +43,8 @@ from hotlap.report import figures
 from hotlap.report.findings import ProfileReport, Sync, Unused, Verdict
 from hotlap.technique import Technique
 
-_GRACE_SECONDS = 10.0  # for a script that swallows being stopped
+_GRACE_SECONDS = 10.0  # for a script that swallows being stopped, and trains on
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 _TOLD_SECONDS = 10.0  # between two words on how far it is
 
 
@@ -88,26 +89,34 @@ def profile(
 
 
 def _run(order: Order, quiet: bool) -> tuple[float | None, int]:
-    command = [sys.executable, "-m", "hotlap.measure.child", json.dumps(to_json(order))]
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the script's; we stay for its report
+    """The script's process, whose signals are its own: what a shell or a scheduler sends us goes on to it."""
+    command = own_process("hotlap.measure.child", json.dumps(to_json(order)))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_PASSED_ON)}
+    ignored = before[signal.SIGINT] is signal.SIG_IGN  # as under nohup
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the script by itself; we stay for its report
     try:
-        child = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+        restore = None if ignored else lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+        child = subprocess.Popen(command, preexec_fn=restore)
+        for number in _PASSED_ON:
+            if before[number] is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: child.send_signal(number))
         samples: list[float] = []
         watching = threading.Event()
         sampler = threading.Thread(target=_sample_device, args=(samples, watching, order.folder), daemon=True)
         sampler.start()
-        stopped_at: float | None = None
         progress = _Progress(order, quiet)
+        going_on: float | None = None
         while child.poll() is None:
             time.sleep(0.05)
             progress.look()
-            if stopped_at is None and os.path.exists(os.path.join(order.folder, "stopping")):
-                stopped_at = time.monotonic()
-            if stopped_at is not None and time.monotonic() - stopped_at > _GRACE_SECONDS:
+            if going_on is None and os.path.exists(os.path.join(order.folder, "going-on")):
+                going_on = time.monotonic()
+            if going_on is not None and time.monotonic() - going_on > _GRACE_SECONDS:
                 _kill(child.pid)
         watching.set()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     code = child.returncode if child.returncode >= 0 else 128 - child.returncode  # as a shell tells a signal
     return (sum(samples) / len(samples) if samples else None), code
 
@@ -172,6 +181,7 @@ def _report(
     timed = _after(run, wishes.warmup) if wishes.warmup and wishes.warmup < len(run.step_seconds) else run
     found = pace(timed)
     warmup = len(run.step_seconds) - len(timed.step_seconds) + (0 if wishes.warmup is not None else found.warmup_steps)
+    run = dataclasses.replace(run, warmup_steps=warmup)
     step, look = found.level, run.look
     kernel_seconds = sum(look.device_seconds.values())
     batch = run.feed.batch_samples or max((one.batch_size or 0 for one in run.loaders if one.trains), default=0)
@@ -181,7 +191,7 @@ def _report(
         steps=len(run.step_seconds),
         step_seconds=step,
         warmup_steps=warmup,
-        shares=shares(run.step_parts[warmup:]),
+        shares=run.shares,
         device_shares=shares(run.device_parts[warmup:]) if len(run.device_parts) > warmup else None,
         cpu_busy=run.cpu_seconds / max(run.wall_seconds, 1e-9),
         device_busy=device_busy if run.device == "cuda" else None,
@@ -198,7 +208,7 @@ def _report(
         inputs=inputs(look),
         peak_flops=look.peak_flops,
         peak_bandwidth=look.peak_bandwidth,
-        look=_look(look),
+        look=_look(look, wishes),
         device=run.device,
         torch=run.torch,
         evaluation_seconds=run.evaluation_seconds,
@@ -207,7 +217,7 @@ def _report(
         verdicts=[_verdict(technique, run) for technique in techniques],
         facts=facts(target, 1, "profile"),
         ending=trial.ending,
-        caveats=[Caveat.DISTURBED.text()] if is_disturbed(run) else [],
+        caveats=_caveats(run),
         step_times=run.step_seconds,
         step_parts=run.step_parts,
     )
@@ -236,12 +246,23 @@ def _with_short_paths(run: Run) -> Run:
     return dataclasses.replace(run, syncs=short(run.syncs), feed=feed, memory=memory)
 
 
-def _look(look: LookFacts) -> str:
+def _look(look: LookFacts, wishes: Wishes) -> str:
     if look.skipped:
         return f"no closer look: {look.skipped}"
-    if not look.steps:
-        return "no closer look: the script ended before it; fewer --steps leave room for it"
-    return f"a closer look at {look.steps} further steps"
+    if look.steps:
+        return f"a closer look at {look.steps} further steps"
+    advice = "fewer --steps leave room for it" if wishes.steps else "it comes after 100 steps, or after --steps"
+    return f"no closer look: the script ended before it; {advice}"
+
+
+def _caveats(run: Run) -> list[str]:
+    found = [Caveat.DISTURBED.text()] if is_disturbed(run) else []
+    kept = len(run.step_seconds)
+    if kept < run.steps // 2:
+        found.append(f"only the last {kept:,} of {run.steps:,} steps are kept, and these are what is shown")
+    if run.trouble:
+        found.append(f"part of the record is missing: {run.trouble}")
+    return found
 
 
 def _relative(path: str) -> str:

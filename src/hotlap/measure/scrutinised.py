@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hotlap.measure.bound import layer_bound, peak_of
+from hotlap.measure.bound import layer_bound, least_seconds
 from hotlap.observe.run import InputFacts, LayerFacts, LookFacts, MemoryFacts
 from hotlap.report import figures
 from hotlap.report.findings import Growth, Input, Layer
@@ -41,11 +41,8 @@ def _layer(one: LayerFacts, look: LookFacts, total: float) -> Layer:
 
 def _of_roof(one: LayerFacts, look: LookFacts, seconds: float) -> float | None:
     """Which part of what the chip could do at this layer's intensity it does; one without arithmetic by its bytes."""
-    peak = peak_of(one, look)
-    if not seconds or not layer_bound(one, look):
-        return None
-    least = max(one.flops / peak, one.moved_bytes / look.peak_bandwidth)
-    return min(1.0, least / seconds)
+    least = least_seconds(one, look)
+    return min(1.0, least / seconds) if seconds and least else None
 
 
 def memory(facts: MemoryFacts, device: str) -> dict[str, float]:

@@ -102,5 +102,6 @@ def _redirect(folder: str) -> None:
     os.close(empty)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    sys.path.insert(0, "")  # where each script's own folder will stand
     serve()

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import psutil
 
 from hotlap.errors import HotlapError
-from hotlap.measure.order import Order
+from hotlap.measure.order import Order, own_process
 from hotlap.observe.ledger import read_events
 from hotlap.observe.record import Snapshot, complete
 from hotlap.observe.run import Run
@@ -92,7 +91,7 @@ class Trials:
     def _serving(self) -> subprocess.Popen[str]:
         if self._server is None:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "hotlap.measure.server"],
+                own_process("hotlap.measure.server"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -21,6 +21,7 @@ _SHARE_OF |= {COPY: "copy", SYNC: "sync", STARTED: "wait"}
 _TRAINS = (BACKWARD, UPDATE)
 _PHASES = (FORWARD, BACKWARD, UPDATE)  # these are marked on the device's clock, all of a step's or none
 _SMALL_CUT = 0.05  # of a step
+JUDGEMENTS = 4  # in a row, without a loader, make an evaluation
 BY_HAND_AFTER = 8  # backwards without an update or a training loader
 
 
@@ -143,8 +144,8 @@ def anatomy(events: list[Event]) -> Anatomy:
         windows = _windows_between_cycles(events)
     else:
         windows = _windows_between_backwards(events)
-    evaluations = _evaluations(events, trainers)
-    cuts = sorted([*evaluations, *((event.start, event.end) for event in events if event.kind == OWN)])
+    evaluations = _merged([*_evaluations(events, trainers), *_judgements(events)])
+    cuts = _merged([*evaluations, *((event.start, event.end) for event in events if event.kind == OWN)])
     looks = [(event.start, event.end) for event in events if event.kind == LOOK]
     starts = [event.start for event in events]
     first = {event.start for event in events if event.kind == STARTED}
@@ -275,6 +276,31 @@ def _evaluations(events: list[Event], trainers: frozenset[int]) -> list[tuple[fl
             if not active and last > first:
                 spans.append((first, last))
     return spans + ([(first, last)] if active and last > first else [])
+
+
+def _judgements(events: list[Event]) -> list[tuple[float, float]]:
+    """Evaluations without a loader: a model that trains is called again and again, and nothing is trained meanwhile."""
+    trained = {event.key for event in events if event.kind == FORWARD}
+    spans: list[tuple[float, float]] = []
+    run: list[Event] = []
+    for event in events:
+        if event.kind == JUDGED and event.key in trained:
+            run.append(event)
+        elif event.kind in (FORWARD, BACKWARD, UPDATE):
+            if len(run) >= JUDGEMENTS:
+                spans.append((run[0].start, run[-1].end))
+            run = []
+    return spans + ([(run[0].start, run[-1].end)] if len(run) >= JUDGEMENTS else [])
+
+
+def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
 
 
 def _step(

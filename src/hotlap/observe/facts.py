@@ -37,7 +37,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
 def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except (TypeError, NotImplementedError):  # a sampler of its own decides how much there is
+    except Exception:  # a sampler of its own decides how much there is; what it raises is its own affair
         return None
 
 
@@ -122,22 +122,30 @@ def optimizer_facts(optimizer: Any) -> OptimizerFacts:
         differentiable=any(group.get("differentiable") for group in groups),
         capturable=any(group.get("capturable") for group in groups),
         parameters=len(parameters),
-        elements=sum(p.numel() for p in parameters),
+        elements=sum(map(elements, parameters)),
         devices=tuple(sorted({p.device.type for p in parameters})),
         dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         sparse=any(p.grad is not None and p.grad.is_sparse for p in parameters),
     )
 
 
+def elements(parameter: Any) -> int:
+    """A lazy parameter has none before its first use."""
+    from torch.nn.parameter import is_lazy
+
+    return 0 if is_lazy(parameter) else int(parameter.numel())
+
+
 def root_facts(root: Any, roots: RootFinder) -> RootFacts:
     import torch
 
     seen = roots.found[root]
-    weights = [p for p in root.parameters() if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] * p.shape[3] > 1]
+    shaped = [p for p in root.parameters() if elements(p)]
+    weights = [p for p in shaped if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] * p.shape[3] > 1]
     leaves = Counter(type(m).__name__ for m in root.modules() if next(m.children(), None) is None)
     return RootFacts(
         kind=type(root).__name__,
-        elements=sum(p.numel() for p in root.parameters()),
+        elements=sum(map(elements, root.parameters())),
         layers=dict(leaves),
         channels_last=bool(weights)
         and all(p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous() for p in weights),

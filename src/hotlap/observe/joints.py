@@ -163,19 +163,9 @@ class Joints:
             self._fill_slot(patch, root, self.root_called)
 
     def _fill_slot(self, patch: Patch, root: Any, joint: Around) -> None:
-        old, through = vars(root).get("_compiled_call_impl"), joint.through
-
-        def compiled(root: Any, args: Any, kwargs: Any) -> Any:
-            return old(*args, **kwargs)  # type: ignore[misc]
-
-        original = _plain_call if old is None else compiled
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return through(original, root, args, kwargs)
-
-        vars(root)["_compiled_call_impl"] = call  # a compiled module would hand it on to what it wraps
-        weak = weakref.ref(root), weakref.ref(call)  # the script may drop its model
-        patch.on_undo(functools.partial(_empty_slot, *weak, old))
+        slot = Slot(root, joint.through)
+        vars(root)["_compiled_call_impl"] = slot  # a compiled module would hand it on to what it wraps
+        patch.on_undo(functools.partial(_empty_slot, weakref.ref(root), weakref.ref(slot)))  # the script may drop both
 
     def _at_methods(self, patch: Patch) -> None:
         """Roots whose methods the script calls, as in `model.forward(x)`: the method is replaced on its class, so that
@@ -351,16 +341,41 @@ def _masking(name: str, original: Any, waiting: Any) -> Any:
     return method
 
 
+class Slot:
+    """What stands in torch's slot for compiled calls. It holds its module weakly, and its copies and pickles are empty:
+    a class that copies its `__dict__` by hand must not get the calls of another module."""
+
+    __slots__ = ("__weakref__", "_original", "_root", "_through", "old")
+
+    def __init__(self, root: Any, through: Callable[..., Any]) -> None:
+        self.old = vars(root).get("_compiled_call_impl")
+        self._root, self._through = weakref.ref(root), through
+        self._original = _plain_call if self.old is None else _compiled_call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._through(self._original, self._root(), args, kwargs)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
 def _plain_call(root: Any, args: Any, kwargs: Any) -> Any:
     """One for all roots: a chain remembers its original, and must not keep a dropped model alive."""
     return root._call_impl(*args, **kwargs)
 
 
-def _empty_slot(reference: weakref.ref[Any], call: weakref.ref[Any], old: Any) -> None:
-    root = reference()
-    if root is None or vars(root).get("_compiled_call_impl") is not call():
+def _compiled_call(root: Any, args: Any, kwargs: Any) -> Any:
+    return vars(root)["_compiled_call_impl"].old(*args, **kwargs)
+
+
+def _empty_slot(reference: weakref.ref[Any], slot: weakref.ref[Any]) -> None:
+    root, own = reference(), slot()
+    if root is None or own is None or vars(root).get("_compiled_call_impl") is not own:
         return  # gone, or the script has compiled it since
-    if old is None:
+    if own.old is None:
         vars(root).pop("_compiled_call_impl")
     else:
-        vars(root)["_compiled_call_impl"] = old
+        vars(root)["_compiled_call_impl"] = own.old

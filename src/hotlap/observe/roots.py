@@ -50,8 +50,8 @@ class RootFinder:
 
         if isinstance(root, torch.jit.ScriptModule):
             return "it is a scripted module"
-        if type(root).__getstate__ is not torch.nn.Module.__getstate__:
-            return "its class pickles itself in its own way"
+        if hasattr(type(root), "__copy__"):
+            return "its class copies itself in its own way"
         return self.found[root].reached if root in self.found else None
 
     def _optimizer_built(self, proceed: Any, optimizer: Any, bound: Any) -> None:
@@ -105,6 +105,12 @@ class RootFinder:
         return modules
 
     def _enter(self, module: Any, args: Any) -> None:
+        try:
+            self._entered(module, args)
+        except Exception:  # a model that is not what it seems: never the script's trouble
+            self._pause()
+
+    def _entered(self, module: Any, args: Any) -> None:
         import torch
 
         if torch._C._current_graph_task_id() != -1:  # a checkpoint recomputes inside backward

@@ -220,6 +220,8 @@ class Run:
     device_parts: list[list[float]] = field(default_factory=list)  # the same on the device's clock, where marked
     epoch_starts: list[int] = field(default_factory=list)  # which of the steps kept begin an epoch
     steps: int = 0  # counted, also those no longer kept
+    warmup_steps: int = -1  # left out of the shares; -1 = a tenth of the steps
+    trouble: str = ""  # the first error of hotlap's own, which cost a part of the record
     evaluation_seconds: float = 0.0
     evaluation_passes: int = 0
     evaluation_parts: list[float] = field(default_factory=list)  # seconds in all, in the order of SHARES
@@ -239,12 +241,13 @@ class Run:
     script_compiles: bool = False
 
     def share(self, *names: str) -> float:
-        """The part of a step spent in the named shares, after the first tenth of the steps."""
+        """The part of a step spent in the named shares, after warm-up."""
         return sum(self.shares[name] for name in names)
 
     @property
     def shares(self) -> dict[str, float]:
-        return shares(self.step_parts[len(self.step_parts) // 10 :])
+        first = self.warmup_steps if self.warmup_steps >= 0 else len(self.step_parts) // 10
+        return shares(self.step_parts[first:])
 
 
 def shares(rows: Sequence[Sequence[float]]) -> dict[str, float]:

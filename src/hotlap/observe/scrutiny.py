@@ -3,8 +3,10 @@ steps, the layers."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import sys
 import time
 from typing import Any
 
@@ -87,8 +89,14 @@ class Scrutiny:
 
     def _root_called(self, proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
         self._calls += 1
-        if self._is_looking and root.training:
-            self._inputs.look(root, args, kwargs)
-        if (self._calls < _ALL_SEEN or self._calls % _SEEN == 0 or self._is_looking) and root.training:
-            self._inputs.saw(root, args, kwargs)
+        if self._is_looking or self._calls < _ALL_SEEN or self._calls % _SEEN == 0:
+            self._see(root, args, kwargs)
         return proceed(root, args, kwargs)
+
+    def _see(self, root: Any, args: Any, kwargs: Any) -> None:
+        if not root.training or sys.modules["torch"]._C._get_tracing_state() is not None:
+            return
+        with contextlib.suppress(Exception):  # inputs of any kind at all: never the script's trouble
+            self._inputs.saw(root, args, kwargs)
+            if self._is_looking:
+                self._inputs.look(root, args, kwargs)

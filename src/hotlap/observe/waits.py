@@ -67,20 +67,21 @@ class Waits:
         finally:
             end = clock()
             self._is_inside = False
-            site = self._site(name, not args or getattr(args[0], "is_cuda", True))
+            site = self._site(name, not args or is_on_device(args[0]))
             if site is not None:
                 self._ledger.note(at.SYNC, site, start, end)
 
     def _moved(self, proceed: Any, name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_inside or threading.get_ident() != self._thread:
             return proceed(name, tensor, *args, **kwargs)
-        before = None if tensor.is_cuda else self._mark()
+        was_there = is_on_device(tensor)
+        before = None if was_there else self._mark()
         start = clock()
         moved = proceed(name, tensor, *args, **kwargs)
         end = clock()
-        if tensor.is_cuda is moved.is_cuda:
+        if was_there is is_on_device(moved):
             return moved
-        to_host = tensor.is_cuda
+        to_host = was_there
         site = self._site("cpu" if to_host else "", True, tensor)
         if site is not None:
             number = self._ledger.note(at.SYNC if to_host else at.COPY, site, start, end)
@@ -116,6 +117,19 @@ class Waits:
             kind = COPY if copied.is_pinned() else PAGEABLE
             self._pinned[place] = asked + 1, kind
         return kind
+
+
+def is_on_device(thing: Any) -> bool:
+    """Never through the script's own `__torch_function__`. What is no tensor waits for the device if it waits."""
+    import torch
+
+    if type(thing) is torch.Tensor:
+        return bool(thing.is_cuda)
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return bool(getattr(thing, "is_cuda", True))
+    except Exception:
+        return False
 
 
 def sync_facts(sites: list[Site], events: list[at.Event], parts: at.Anatomy) -> list[SyncFacts]:

@@ -15,13 +15,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident, main_thread
 from typing import Any
 
 from hotlap.observe import anatomy as at
 from hotlap.observe.dataset_state import dataset_state
 from hotlap.observe.device_clock import DeviceClock, Mark
-from hotlap.observe.facts import global_generators, loader_facts, optimizer_facts, root_facts
-from hotlap.observe.ledger import Ledger
+from hotlap.observe.facts import elements, global_generators, loader_facts, optimizer_facts, root_facts
+from hotlap.observe.ledger import Ledger, in_forked_child
 from hotlap.observe.patch import Patch
 from hotlap.observe.record import Snapshot, complete
 from hotlap.observe.run import Run
@@ -85,7 +86,10 @@ class Watch:
         self, patch: Patch, on_step: Callable[[int], None] | None = None, closely: bool = False, folder: str = ""
     ) -> None:
         self.steps = 0
+        self.trouble = ""  # the first error of our own
         self._on_step = on_step
+        self._thread, self._has_trained = get_ident(), False
+        self._draws_with_gradients = False
         self._launched = clock()
         self._cpu_before = _cpu_seconds()
         self._first_draw: float | None = None
@@ -122,6 +126,11 @@ class Watch:
         if closely:
             patch.at(joints.method_called, self._root_called, depth=-1)
         self._waits = Waits(patch, self.ledger, self._device, self._mark) if closely else None
+        in_forked_child(self._leave)
+
+    def _leave(self) -> None:
+        """A child that trains itself is none of ours: it must neither be counted nor be stopped."""
+        self._on_step = None
 
     # the loop, in its order --------------------------------------------------------------------------------------
 
@@ -130,19 +139,23 @@ class Watch:
         self._loaders.add(id(loader._index_sampler), loader)
 
     def _loader_started(self, loader: Any) -> None:
+        if get_ident() != self._thread:
+            return
         now = clock()
         key = id(loader._index_sampler)
-        self._loaders.describe(key, loader, loader_facts)
+        self._own(self._loaders.describe, key, loader, loader_facts)
         self._datasets.pop(key, None)  # between epochs it may change
         if self._trips.started(key):
             self._boundary()
         self.ledger.note(at.STARTED, key, now, now)
 
     def _batch_drawn(self, proceed: Any, iterator: Any) -> Any:
+        if get_ident() != self._thread:  # a thread that loads ahead: the loop does not wait here
+            return proceed(iterator)
         key = id(iterator._index_sampler)
         if self._trips.asked(key):
             self._boundary()
-        before = global_generators() if self._is_probed(key, iterator) else None
+        before = _generators() if self._is_probed(key, iterator) else None
         mark = self._device.mark()
         start = clock()
         if self._first_draw is None:
@@ -158,7 +171,9 @@ class Watch:
         self._trips.drew(key)
         self._counts[key] = self._counts.get(key, 0) + 1
         self._device.put(self.ledger.note(at.DRAW, key, start, end), mark, self._mark())
-        if not sys.modules["torch"].is_grad_enabled():  # drawn for an evaluation, whatever calls the model there
+        if sys.modules["torch"].is_grad_enabled():
+            self._draws_with_gradients = True
+        elif self._draws_with_gradients:  # drawn for an evaluation, whatever calls the model there
             self._trips.judged()
             self.ledger.note(at.JUDGED, 0, end, end)
         if iterator._num_yielded in _DRAWS_LOOKED_AT:
@@ -168,7 +183,7 @@ class Watch:
         return batch
 
     def _compare_generators(self, key: int, before: Any) -> None:
-        self._random[key] = self._random.get(key, False) or before != global_generators()
+        self._random[key] = self._random.get(key, False) or before != _generators()
 
     def _look_at_dataset(self, key: int, iterator: Any) -> None:
         """Whether the data set has changed since the first batch of this epoch, in the reading or by the loop."""
@@ -192,6 +207,8 @@ class Watch:
         self._roots.add(id(root), root)
 
     def _root_called(self, proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
+        if get_ident() != self._thread and self._has_trained:
+            return proceed(root, args, kwargs)
         self._counts[id(root)] = self._counts.get(id(root), 0) + 1
         trains = root.training and sys.modules["torch"].is_grad_enabled()
         if not trains:
@@ -204,7 +221,15 @@ class Watch:
             number = self.ledger.note(at.FORWARD if trains else at.JUDGED, id(root), start, clock())
             self._device.put(number, mark, self._mark())
 
+    def _trains_here(self) -> bool:
+        """The thread that trains first is the one that is watched."""
+        if not self._has_trained:
+            self._thread, self._has_trained = get_ident(), True
+        return get_ident() == self._thread
+
     def _loss_known(self, proceed: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._trains_here():
+            return proceed(tensors, *args, **kwargs)
         if not self._closely and getattr(tensors, "numel", lambda: 0)() == 1:
             self._losses.append(tensors.detach())
         self._closures.update(self._updating)
@@ -226,6 +251,8 @@ class Watch:
         self._optimizers.add(id(optimizer), optimizer)
 
     def _weights_updating(self, optimizer: Any) -> None:
+        if not self._trains_here():
+            return
         self._optimizers.add(id(optimizer), optimizer)
         self._updates += 1
         if self._updates <= 2:
@@ -233,6 +260,8 @@ class Watch:
         self._updating[id(optimizer)] = clock(), self._mark()
 
     def _weights_updated(self, optimizer: Any) -> None:
+        if not self._trains_here():
+            return
         key, now = id(optimizer), clock()
         start, mark = self._updating.pop(key, (now, None))
         number = self.ledger.note(at.UPDATE, key, start, now)
@@ -264,6 +293,8 @@ class Watch:
         start = clock()
         try:
             action(*args)
+        except Exception as error:  # never the script's trouble
+            self.trouble = self.trouble or f"{type(error).__name__}: {error}"
         finally:
             end = clock()
             if end - start > _OWN_SECONDS:
@@ -278,6 +309,10 @@ class Watch:
     @property
     def optimizers(self) -> list[Any]:
         return [optimizer for _, optimizer in self._optimizers.alive()]
+
+    @property
+    def trains_in_main_thread(self) -> bool:
+        return self._thread == main_thread().ident
 
     @property
     def device(self) -> str:
@@ -295,7 +330,7 @@ class Watch:
         owned = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
         parameters = {id(p): p for p in owned or [p for root in self.roots for p in root.parameters()]}
         if parameters:
-            size = sum(p.numel() * p.element_size() for p in parameters.values())
+            size = sum(elements(p) * p.element_size() for p in parameters.values())
             self._weights = next(p.device.type for p in parameters.values()), size
         if self._waits is not None and self.device != "cpu" and not self._compiles:
             self._waits.device_is_used()
@@ -337,6 +372,7 @@ class Watch:
             device_capability=tuple(torch.cuda.get_device_capability()) if device == "cuda" else (),
             withdrawn=withdrawn or [],
             script_compiles=self._compiles,
+            trouble=self.trouble,
         )
         return Snapshot(run, list(self._loaders.facts), list(self._waits.sites) if self._waits is not None else [])
 
@@ -347,6 +383,13 @@ class Watch:
         self._device.settle(wait=True)
         losses = torch.stack([loss.reshape(()).double() for loss in self._losses]).tolist() if self._losses else []
         return dataclasses.replace(complete(self.snapshot(withdrawn), self.ledger.events()), losses=losses)
+
+
+def _generators() -> Any:
+    try:
+        return global_generators()
+    except Exception:  # a generator put in by the script, whose state is another
+        return None
 
 
 def _cpu_seconds() -> float:
