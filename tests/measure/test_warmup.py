@@ -1,8 +1,21 @@
+"""Where warm-up ends: made-up series of every cause, 100 of each, and causes planted into recorded ones. What is known
+not to work is asserted as such, so that mending it shows."""
+
 from __future__ import annotations
 
+import json
+import math
 import random
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from hotlap.measure.pace import pace
 from hotlap.measure.warmup import warmup_steps
+from hotlap.observe.run import Run
+
+SERIES = Path(__file__).parent / "series"
 
 
 def steady(count: int, level: float = 1.0, seed: int = 0) -> list[float]:
@@ -33,3 +46,144 @@ def test_few_steps_are_not_judged() -> None:
 
 def test_one_late_spike_is_a_one_off_cost() -> None:
     assert warmup_steps([*steady(60), 20.0, *steady(60)]) == 0
+
+
+# every cause, a hundred times -------------------------------------------------------------------------------------
+
+
+def found(series: Callable[[int], list[float]]) -> list[int | None]:
+    return [warmup_steps(series(seed)) for seed in range(100)]
+
+
+def share(answers: list[int | None], good: Callable[[int | None], bool]) -> float:
+    return sum(map(good, answers)) / len(answers)
+
+
+@pytest.mark.parametrize(
+    ("start", "steps"),
+    [
+        ([], 0),
+        ([30.0, 8.0], 8),  # compiled forward, then backward
+        ([40.0, 1.8, 1.4], 8),  # algorithms searched for, then pages touched for the first time
+        ([3.0] * 64, 64),  # an epoch that fills a cache
+        ([3.0] * 75, 80),  # one whose end lies within a block
+    ],
+)
+def test_what_ends_at_a_step_is_left_out_to_the_block(start: list[float], steps: int) -> None:
+    assert set(found(lambda seed: start + steady(100, seed=seed))) == {steps}
+
+
+def test_a_somewhat_slower_first_step_costs_a_block_at_most() -> None:
+    assert set(found(lambda seed: [1.6, *steady(100, seed=seed)])) <= {0, 8}
+    assert set(found(lambda seed: [1.6, *steady(26, seed=seed)])) <= {3, 6, 9, 12}  # few steps: blocks of three
+
+
+def test_a_late_search_for_the_last_smaller_batch_is_a_one_off_cost() -> None:
+    answers = found(lambda seed: [40.0, *steady(39, seed=seed), 25.0, *steady(100, seed=seed + 1)])
+    assert set(answers) == {8}
+
+
+def growth(seed: int, tau: float = 10.0, height: float = 2.0) -> list[float]:
+    """An allocator that grows: what it costs dies away."""
+    return [v * (1 + height * math.exp(-i / tau)) for i, v in enumerate(steady(16 * int(tau), seed=seed))]
+
+
+def test_growth_is_left_out_up_to_a_few_steps() -> None:
+    """It is within 5 % from step 37 on. Known to be weak: some are declared settled a block early, when it is within
+    the 5 % on the block's average; never more than that."""
+    answers = found(growth)
+    assert set(answers) <= {32, 40, 48}
+    assert 0.05 < share(answers, lambda steps: steps == 32) < 0.4
+
+
+def test_a_slow_leak_is_accepted_late() -> None:
+    """Known to be weak: it never settles and should be refused. What is left is shorter than what is left out."""
+    answers = found(lambda seed: [v * (1 + 0.005 * i) for i, v in enumerate(steady(200, seed=seed))])
+    assert None not in answers
+    assert all(steps is not None and steps > 100 for steps in answers)
+
+
+def test_a_regular_storm_is_refused() -> None:
+    assert set(found(lambda seed: [9.0 if i % 6 == 0 else v for i, v in enumerate(steady(160, seed=seed))])) == {None}
+
+
+def storm(seed: int, often: float, cost: float) -> list[float]:
+    generator = random.Random(seed)
+    return [cost if generator.random() < often else value for value in steady(160, seed=seed)]
+
+
+def test_an_irregular_storm_is_refused_only_while_it_is_rare() -> None:
+    """Known to be weak: the level is one of block means, for the sake of bursts from loaders, and so many spikes raise
+    it until they no longer stand out. A tenth of the steps is refused mostly, a quarter mostly not."""
+    assert share(found(lambda seed: storm(seed, 0.10, 200.0)), lambda steps: steps is None) > 0.75
+    assert share(found(lambda seed: storm(seed, 0.25, 30.0)), lambda steps: steps is None) < 0.4
+
+
+def bursts(wait: float) -> list[int | None]:
+    """Eight workers deliver eight batches at once: one step in eight waits, and that is the pace."""
+    return found(lambda seed: [wait * v if i % 8 == 0 else v for i, v in enumerate(steady(160, seed=seed))])
+
+
+def test_bursts_of_a_loader_are_no_storm_up_to_a_wait() -> None:
+    """Known to be weak: a wait of more than 12 times the other steps is taken for a storm. Steps alone do not tell."""
+    assert None not in bursts(10.0)
+    assert share(bursts(10.0), lambda steps: steps == 0) > 0.8
+    assert set(bursts(15.0)) == {None}
+
+
+def test_wilder_steps_lose_few_series() -> None:
+    """A tenth of spread from step to step still leaves nearly all of a series."""
+    wild = [[1 + (v - 1) * 10 / 3 for v in steady(200, seed=seed)] for seed in range(100)]
+    answers = [warmup_steps(series) for series in wild]
+    assert None not in answers
+    assert share(answers, lambda steps: steps == 0) > 0.85
+
+
+# planted into recorded series -------------------------------------------------------------------------------------
+
+
+def recorded(whole: bool = False) -> list[list[float]]:
+    """Processes of more than 100 steps; unless whole, without their own first third."""
+    groups = [json.loads(path.read_text())["processes"] for path in sorted(SERIES.glob("*.json"))]
+    series = [[1e-3 * ms for ms in process["step_ms"]] for group in groups for process in group]
+    return [steps[0 if whole else len(steps) // 3 :] for steps in series if len(steps) > 100]
+
+
+def level_moved(series: list[float], planted: list[float]) -> float:
+    before, after = (pace(Run(torch="", device="cpu", step_seconds=steps)).level for steps in (series, planted))
+    return abs(math.log(after / before))
+
+
+PLANTED: dict[str, Callable[[list[float]], list[float]]] = {
+    "compile": lambda series: [3.0, 1.0, *series],
+    "search": lambda series: [0.5, *series],
+    "growth": lambda series: [v * (1 + 2 * math.exp(-i / 5)) for i, v in enumerate(series)],
+    "cache": lambda series: [4 * v for v in series[: len(series) * 4 // 5]] + series,
+}
+
+
+@pytest.mark.parametrize("cause", PLANTED)
+def test_warm_up_planted_into_recorded_series_hardly_moves_their_level(cause: str) -> None:
+    """By less than identical processes differ, which is 8 to 13 % in these."""
+    moved = sorted(level_moved(series, PLANTED[cause](series)) for series in recorded())
+    high = 100 * moved[len(moved) * 9 // 10]
+    print(f"{cause}: level moved by {100 * moved[len(moved) // 2]:.1f} %, 9 of 10 by at most {high:.1f} %")
+    assert moved[len(moved) // 2] < 0.02
+    assert moved[len(moved) * 9 // 10] < 0.08
+
+
+def test_without_leaving_it_out_they_would_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotlap.measure.pace.warmup_steps", lambda seconds: 0)
+    moved = sorted(level_moved(series, PLANTED["cache"](series)) for series in recorded())
+    assert moved[len(moved) // 2] > 0.02
+    assert moved[len(moved) * 9 // 10] > 0.08
+
+
+def test_recorded_series_settle() -> None:
+    """As they are, every process settles, and on average two thirds of the steps are kept."""
+    answers = [(warmup_steps(series), len(series)) for series in recorded(whole=True)]
+    kept = [1 - steps / count for steps, count in answers if steps is not None]
+    mean = sum(kept) / len(kept)
+    print(f"{len(kept)} of {len(answers)} settle, {mean:.2f} of the steps kept, {min(kept):.2f} at least")
+    assert len(kept) == len(answers)
+    assert mean > 2 / 3

@@ -9,6 +9,7 @@ import math
 import statistics
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 from hotlap.report.findings import Interval
 
@@ -16,7 +17,7 @@ LOOKS = (3, 4, 6, 8, 12, 16)  # pairs after which a decision may fall
 LEAST_GAIN = math.log(1.01)  # a claim needs its lower bound above this
 HOPELESS = math.log(1.02)  # given up when even the upper bound is below this
 _ALPHA = 0.01 / len(LOOKS)  # 1 % a tuning: the plan's total is its only claim, shared between the looks
-_CALIBRATION_WEIGHT = 6
+_CALIBRATION_WEIGHT = 4  # degrees of freedom: at the first look five baselines are known, two from before the pairs
 _PRIOR_SD, _PRIOR_WEIGHT = 0.02, 2  # what machines show before anything is known of this one
 
 
@@ -44,10 +45,13 @@ def level(seconds: list[float]) -> float:
 
 
 def calibration_sd(baselines: list[float]) -> float:
-    """Standard deviation of the log-ratio of two identical processes, from all baseline levels so far."""
+    """Standard deviation of the log-ratio of two identical processes, from all baseline levels so far. What machines
+    usually show may only raise it: lowering a noisy machine's spread by it gave more false gains than are stated."""
     logs = [math.log(value) for value in baselines]
-    spread = 2 * statistics.variance(logs) * (len(logs) - 1) if len(logs) > 1 else 0.0
-    return math.sqrt((_PRIOR_WEIGHT * _PRIOR_SD**2 + spread) / (_PRIOR_WEIGHT + max(0, len(logs) - 1)))
+    freedom = max(0, len(logs) - 1)
+    seen = 2 * _variance(logs) if freedom else 0.0
+    usual = (_PRIOR_WEIGHT * _PRIOR_SD**2 + freedom * seen) / (_PRIOR_WEIGHT + freedom)
+    return math.sqrt(max(seen, usual))
 
 
 def compare(baselines: list[float], candidates: list[float], sd: float) -> Comparison:
@@ -59,9 +63,9 @@ def compare(baselines: list[float], candidates: list[float], sd: float) -> Compa
     mean, h = statistics.fmean(kept), n - 2 * trimmed
     if h > 1 and trimmed:
         winsorised = [min(max(d, kept[0]), kept[-1]) for d in differences]
-        variance = statistics.variance(winsorised) * (n - 1) / (h * (h - 1)) * n
+        variance = _variance(winsorised) * (n - 1) / (h * (h - 1)) * n
     else:
-        variance = statistics.variance(differences) if n > 1 else 0.0
+        variance = _variance(differences) if n > 1 else 0.0
     pooled = ((h - 1) * variance + _CALIBRATION_WEIGHT * sd**2) / (h - 1 + _CALIBRATION_WEIGHT)
     error, freedom = math.sqrt(pooled / n), h - 1 + _CALIBRATION_WEIGHT
     reach = student_quantile(1 - _ALPHA, freedom) * error
@@ -87,6 +91,12 @@ def _consistent(baselines: list[float], candidates: list[float], differences: li
     return True
 
 
+def _variance(values: list[float]) -> float:
+    mean = statistics.fmean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+@cache
 def student_quantile(p: float, freedom: int) -> float:
     """Quantile of Student's t for whole degrees of freedom, by bisection of its closed form."""
     low, high = 0.0, 1e4
