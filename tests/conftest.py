@@ -23,7 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Some virtual machines announce matrix units that their host does not let them use: every 16-bit product then
     dies of an illegal instruction, in plain python too. There, and only there, torch is told not to try."""
-    planted = str(ROOT / "tests" / "measure")  # trial processes import planted techniques by name
+    planted = str(ROOT / "tests" / "measure")  # tests and trial processes import planted techniques by name
+    sys.path.insert(0, planted)
     os.environ["PYTHONPATH"] = os.pathsep.join([planted, *filter(None, [os.environ.get("PYTHONPATH")])])
     if "ONEDNN_MAX_CPU_ISA" not in os.environ and subprocess.run([sys.executable, "-c", _BF16]).returncode < 0:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"

@@ -32,7 +32,7 @@ def hotlap(*arguments: str, cwd: Path, **more) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, **more)
 
 
-@pytest.mark.parametrize("command", ["run", "profile", "tune"])
+@pytest.mark.parametrize("command", ["run", "profile", "tune", "verify"])
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hotlap import evidence as proofs
 from hotlap import plan as plans
 from hotlap.measure import sandbox
 from hotlap.plan import Plan
@@ -101,7 +102,7 @@ def test_the_mistake_is_found_and_proven(tuned) -> None:
 def test_the_folder_is_as_it_was(tuned) -> None:
     folder, before, _ = tuned
     after = {name: digest for name, digest in contents(folder).items() if not name.startswith("report/")}
-    assert after.pop("hotlap.toml")
+    assert after.pop("hotlap.toml") and after.pop("hotlap.proof.json")
     assert after == before
 
 
@@ -135,6 +136,38 @@ def test_the_report_is_rendered_again(tuned) -> None:
         ("json", "{"),
     ):
         assert words in hotlap("report", "report", "--format", format, cwd=folder).stdout, format
+
+
+def test_tune_writes_the_evidence_down(tuned) -> None:
+    folder, _, _ = tuned
+    report = json.loads((folder / "report" / "report.json").read_text())
+    data = json.loads((folder / "hotlap.proof.json").read_text())
+    assert data["version"] == 1 and len(data["proof"]) == 1
+    proof = data["proof"][0]
+    assert proof["script"] == "train.py" and proof["arguments"] == ""
+    assert proof["fingerprint"] == plans.fingerprint(str(folder / "train.py"))
+    assert proof["facts"] == report["facts"] and proof["facts"]["hotlap"] and proof["facts"]["date"]
+    assert proof["parity"] == report["parity"] and all(check["passed"] for check in proof["parity"])
+    assert proof["speedup"] == report["speedup"] and proof["a_against_a"] == report["a_against_a"]
+    assert [kept["technique"] for kept in proof["plan"]] == ["sample-cache"] and proof["plan"] == report["kept"]
+    assert len(proof["script_seconds"]) == len(proof["plan_seconds"]) >= 3
+    assert min(proof["script_seconds"]) > max(proof["plan_seconds"])
+    assert proof["forced_steps"] >= 2 and proof["seeds"]
+    assert proofs.read(str(folder / "train.py")).proves(plans.read(str(folder / "train.py")))
+
+
+def test_what_was_tuned_is_verified_and_nothing_is_touched(tuned) -> None:
+    folder, _, _ = tuned
+    before = contents(folder)
+    done = hotlap("verify", "train.py", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "still the same training" in done.stdout and "FAILED" not in done.stdout
+    lines = done.stdout.splitlines()
+    for check in proofs.read(str(folder / "train.py")).parity:
+        name = check.what.split(", of ")[0]
+        assert any(name in line and check.limit.split()[-1] in line for line in lines), (name, done.stdout)
+    assert any(line.split()[:3] == ["changed", "since", "nothing"] for line in lines), done.stdout
+    assert contents(folder) == before
 
 
 def test_interrupted_it_leaves_the_folder_alone(tmp_path: Path) -> None:

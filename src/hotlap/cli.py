@@ -99,6 +99,7 @@ def tune(
     """Find the fastest plan that is still the same training, and write it to hotlap.toml."""
     from rich.console import Console
 
+    from hotlap import evidence as proofs
     from hotlap import plan as plans
     from hotlap.measure.tune import Wishes
     from hotlap.measure.tune import tune as measured
@@ -111,14 +112,17 @@ def tune(
     target.check()
     _check_writable(report, "name another folder with --report")
     _check_writable(os.path.dirname(target.path), "hotlap.toml is written there")
+    plans.read(target.path), proofs.read(target.path)  # what cannot be kept is said before minutes are spent
     wishes = Wishes(_seconds(budget), None, allow == "different", allow_network, accept_writes)
     chosen, left_out = _chosen(only, skip)
     with LiveTrials(console, wishes.budget_seconds) as live:
-        result, plan = measured(target, chosen, left_out, wishes, live)
-    if plan is not None:
+        result, plan, evidence = measured(target, chosen, left_out, wishes, live)
+    if plan is not None and evidence is not None:
+        proofs.write(target.path, evidence)
         plans.write(target.path, plan)
     elif not result.cut_short:
         plans.remove(target.path)
+        proofs.remove(target.path)
     written = folder.write(result, report)
     console.print()
     console.print(terminal.tune(result))
@@ -140,7 +144,9 @@ def run(
     target = _target(script, m)
     target.check()
     if with_:
-        choices, words = _named(with_), ""
+        from hotlap.applying import named
+
+        choices, words = named(with_), ""
     elif no_plan:
         choices, words = [], "no plan wanted"
     else:
@@ -229,6 +235,39 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False
     else:
         Console().print(terminal.readiness(machine.hardware, rows))
     return int(any(row.ok is False for row in rows))
+
+
+@app.command(rich_help_panel=REST, context_settings=_SCRIPT)
+def verify(
+    script: Script,
+    m: Module = False,
+    speed: Annotated[bool, typer.Option("--speed", help="also measure the speed-up again, by a few pairs")] = False,
+    allow_network: Annotated[bool, typer.Option(help="let trials use the network")] = False,
+    accept_writes: Annotated[bool, typer.Option(help="go on where trials cannot be kept from writing files")] = False,
+) -> int:
+    """Check a plan's parity again, here and now, against hotlap.proof.json. Exit code 1 when it fails."""
+    from rich.console import Console
+
+    from hotlap import evidence as proofs
+    from hotlap import plan as plans
+    from hotlap.measure.verify import Wishes
+    from hotlap.measure.verify import verify as verified
+    from hotlap.report import terminal
+    from hotlap.report.live import LiveTrials
+
+    target, console = _target(script, m), Console()
+    target.check()
+    plan, evidence = plans.read(target.path), proofs.read(target.path)
+    if plan is None or not plan.entries:
+        raise HotlapError(f"there is no plan for {target} to verify: `hotlap tune` makes one")
+    if evidence is None:
+        raise HotlapError(f"there is no proof of the plan for {target} in {proofs.FILE}: `hotlap tune` writes one")
+    wishes = Wishes(speed, allow_network, accept_writes)
+    with LiveTrials(console) as live:
+        result = verified(target, plan, plan.choices(_find), evidence, wishes, live)
+    console.print()
+    console.print(terminal.verify(result))
+    return 0 if result.passed else 1
 
 
 @app.command(rich_help_panel=REST)
@@ -339,16 +378,6 @@ def _defaults(only: str, skip: str) -> list[Choice]:
     from hotlap.technique import Choice
 
     return [Choice(one, one.default) for one in _chosen(only, skip)[0] if "rewrite" in one.verbs]
-
-
-def _named(names: str) -> list[Choice]:
-    from hotlap.technique import Choice
-
-    found = [_find(name) for name in names.split(",") if name.strip()]
-    for one in found:
-        if "apply" not in one.verbs:
-            raise HotlapError(f"{one.id} cannot be applied to a running script: see `hotlap explain {one.id}`")
-    return [Choice(one, one.default) for one in found]
 
 
 def _planned(target: Target) -> tuple[list[Choice], str]:

@@ -108,13 +108,17 @@ def remove(script: str) -> None:
         os.unlink(path)
 
 
-def _replace(path: str, plans: list[Plan]) -> str:
-    text = _HEAD + "".join(map(_text, plans))
+def replace_file(path: str, text: str) -> None:
+    """In one move, so that nobody ever reads half of it."""
     handle, new = tempfile.mkstemp(prefix=".hotlap-", dir=os.path.dirname(path))
     with os.fdopen(handle, "w") as file:
         file.write(text)
     os.chmod(new, 0o644)
     os.replace(new, path)
+
+
+def _replace(path: str, plans: list[Plan]) -> str:
+    replace_file(path, _HEAD + "".join(map(_text, plans)))
     return path
 
 

@@ -15,13 +15,15 @@ MAY_IMPORT = {
     "observe": {"observe", "parts"},
     "parts": {"parts"},
     "report": {"report"},
-    "measure": {"measure", "observe", "report", "technique", "plan"},
+    "measure": {"measure", "observe", "report", "technique", "plan", "evidence"},
     "catalogue": {"catalogue", "technique", "source", "observe", "parts"},
     "technique": {"observe", "source"},  # their types only
     "plan": {"technique"},
+    "evidence": {"plan", "report"},  # the figures' own types
     "explain": {"technique"},
     "drive": {"observe"},
-    "cli": {*ROOMS, "technique", "plan", "explain", "drive"},
+    "applying": {"catalogue", "technique", "plan", "observe"},  # the way in from Python: takes names, as cli does
+    "cli": {*ROOMS, "technique", "plan", "evidence", "explain", "drive", "applying"},
 }
 DRAWERS = {"utils", "util", "common", "core", "helpers", "helper", "base", "misc", "manager"}
 
@@ -79,6 +81,9 @@ def test_the_engine_knows_no_technique_by_name() -> None:
         ("source/utils.py", "", "a drawer by name"),
         ("technique.py", "from hotlap import catalogue", "imports hotlap.catalogue"),
         ("observe/run.py", "import hotlap.measure.stats", "imports hotlap.measure.stats"),
+        ("drive.py", "from hotlap.applying import named", "imports hotlap.applying"),
+        ("evidence.py", "from hotlap.catalogue import find", "imports hotlap.catalogue"),
+        ("applying.py", "from hotlap.measure.tune import tune", "imports hotlap.measure.tune"),
     ],
 )
 def test_a_planted_violation_is_red(tmp_path: Path, file: str, line: str, expected: str) -> None:

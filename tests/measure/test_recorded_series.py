@@ -131,7 +131,7 @@ def test_this_loop_decides_as_the_proof_does() -> None:
         gain, weather = (1.0, 1.1, 1.5)[seed % 3], Weather(hit=0.1, noticed=True)
         bench, found = Replay("mlp-cpu", gain, weather, seed), Found(plan=list(PLAN))
         found.baselines = [bench.time([], "the script", "baseline").level for _ in range(2)]  # type: ignore[union-attr]
-        Proof(bench, found, math.inf, 0.0, "", {})._confirm()
+        Proof(bench, found, math.inf, 0.0, "", {}).confirm()
         assert found.confirmed == claims(Replay("mlp-cpu", gain, weather, seed))
 
 

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from hotlap.measure.order import Order
 from hotlap.measure.pace import pace
+from hotlap.measure.parity import SEED
 from hotlap.measure.stats import level
 from hotlap.measure.trial import Trial, Trials
 from hotlap.observe.run import Run
@@ -107,7 +108,7 @@ class Bench:
             steps=steps,
             parity=role,
             parity_folder=folder,
-            seed=1,
+            seed=SEED,
         )
         trial = self._trials.run(order, self._listener.stepped)
         self._listener.ended(label, "parity", trial.ending)

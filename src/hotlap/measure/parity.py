@@ -9,6 +9,8 @@ from hotlap.report.findings import ParityCheck
 from hotlap.technique import Parity
 
 STEPS = 24  # how long a witness watches: past the last forced step
+SEED = 1  # what randomness is lined up from, on both sides
+FORCED = "forced steps compared"
 
 
 def judge(
@@ -19,7 +21,7 @@ def judge(
     checks = [_check_batches(reference, candidate)]
     figures = candidate["figures"]
     forced = len({figure["step"] for figure in figures if "gradient" in figure})
-    checks.append(ParityCheck("forced steps compared", float(forced), ">= 2", forced >= 2))
+    checks.append(ParityCheck(FORCED, float(forced), ">= 2", forced >= 2))
     if level is Parity.IDENTICAL:
         limits = {name: _largest(repeat["figures"], name) for name in ("loss", "gradient", "update")}
         for name, words in (("loss", "loss"), ("gradient", "gradient"), ("update", "optimizer update")):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from typing import Any
 
 from hotlap.measure.bench import Bench, Timed
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
-from hotlap.measure.parity import STEPS, judge
+from hotlap.measure.sameness import Sameness, failure, passed
 from hotlap.measure.stats import LOOKS, Decision, calibration_sd, compare
-from hotlap.report.findings import Ablation, ParityCheck
-from hotlap.technique import Choice, Parity
+from hotlap.report.findings import Ablation
+from hotlap.technique import Choice
 
 PARITY_TRIALS = 2  # what the three, shorter, parity runs cost, in timing trials
 
@@ -29,7 +28,7 @@ class Proof:
 
     def run(self) -> None:
         self._check_parity()
-        self._confirm()
+        self.confirm()
         self._ablate()
 
     # is it the same training? ---------------------------------------------------------------------------------------
@@ -37,34 +36,24 @@ class Proof:
     def _check_parity(self) -> None:
         if not self.found.plan:
             return
-        reference = self._bench.parity([], "reference", "reference", self._parity_folder, STEPS)
-        repeat = self._bench.parity([], "reference again", "candidate", self._parity_folder, STEPS)
-        if reference.parity is None or repeat.parity is None:
-            self._drop_all(f"parity could not be checked: {reference.ending}")
+        same = Sameness(self._bench, self._parity_folder)
+        trouble = same.start()
+        if trouble is not None:
+            self._drop_all(f"parity could not be checked: {trouble.ending}")
             return
-        if any(figure.get("gradient", 0) for figure in repeat.parity["figures"]):
+        if not same.repeats_itself:
             self.found.caveats.append(Caveat.REPEATS_ITSELF_NOT.text())
-        checks = self._judged(self.found.plan, "plan", reference.parity, repeat.parity)
-        if not _passed(checks) and len(self.found.plan) > 1:
+        checks = same.checks(self.found.plan, "plan", self.found.parities)
+        if not passed(checks) and len(self.found.plan) > 1:
             for choice in list(self.found.plan):
-                alone = self._judged([choice], str(choice), reference.parity, repeat.parity)
-                if not _passed(alone):
-                    self._drop(choice, f"not the same training: {_failure(alone)}")
+                alone = same.checks([choice], str(choice), self.found.parities)
+                if not passed(alone):
+                    self._drop(choice, f"not the same training: {failure(alone)}")
             if self.found.plan:
-                checks = self._judged(self.found.plan, "plan", reference.parity, repeat.parity)
+                checks = same.checks(self.found.plan, "plan", self.found.parities)
         self.found.checks = checks
-        if self.found.plan and not _passed(checks):
-            self._drop_all(f"not the same training: {_failure(checks)}")
-
-    def _judged(
-        self, plan: list[Choice], label: str, reference: dict[str, Any], repeat: dict[str, Any]
-    ) -> list[ParityCheck]:
-        trial = self._bench.parity(plan, f"parity of {label}", "candidate", self._parity_folder, STEPS)
-        if trial.parity is None or not trial.good:
-            return [ParityCheck(f"ended with {trial.ending}", 1.0, "= 0", False)]
-        levels = {self.found.parities[choice.technique.id] for choice in plan}
-        level = Parity.IDENTICAL if levels == {Parity.IDENTICAL} else Parity.EQUIVALENT
-        return judge(level, reference, repeat, trial.parity)
+        if self.found.plan and not passed(checks):
+            self._drop_all(f"not the same training: {failure(checks)}")
 
     def _drop(self, choice: Choice, reason: str) -> None:
         self.found.plan.remove(choice)
@@ -76,7 +65,7 @@ class Proof:
 
     # is it really faster? -----------------------------------------------------------------------------------------
 
-    def _confirm(self) -> None:
+    def confirm(self) -> None:
         """Pairs in the order A B B A, judged at the looks. Also gives the A-against-A spread its numbers."""
         if not self.found.plan:
             return
@@ -131,12 +120,3 @@ class Proof:
             return None
         timing = self._bench.time(plan, label, "ablation")
         return statistics.median(self.found.baselines) / timing.level if isinstance(timing, Timed) else None
-
-
-def _passed(checks: list[ParityCheck]) -> bool:
-    return all(check.passed for check in checks)
-
-
-def _failure(checks: list[ParityCheck]) -> str:
-    failed = next(check for check in checks if not check.passed)
-    return f"{failed.what} {failed.figure:.3g}, allowed {failed.limit}"

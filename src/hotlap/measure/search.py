@@ -72,7 +72,7 @@ class Search:
     def _timed_baseline(self, label: str) -> Timed:
         timing = self._bench.time([], label, "baseline")
         if not isinstance(timing, Timed):
-            raise HotlapError(_no_baseline(timing))
+            raise HotlapError(no_baseline(timing))
         return timing
 
     # 2. what helps? -------------------------------------------------------------------------------------------------
@@ -212,7 +212,8 @@ def _no_gain(ratio: float) -> str:
     return f"{ratio:.2f}x: {words}"
 
 
-def _no_baseline(timing: Untimed) -> str:
+def no_baseline(timing: Untimed) -> str:
+    """Why the script as it is cannot be measured, and what to do about it."""
     if timing.run is None and timing.ending in ("finished", "enough"):
         return "the script ended without importing torch: name the script that trains"
     if timing.run is not None and timing.ending.startswith("only "):

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import hotlap
 from hotlap.errors import HotlapError
+from hotlap.evidence import Evidence
 from hotlap.measure import sandbox
 from hotlap.measure.bench import Bench, Listener
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.order import Order
+from hotlap.measure.parity import FORCED, SEED
 from hotlap.measure.search import Search
 from hotlap.measure.trial import Trials
 from hotlap.observe.launch import Target
@@ -39,24 +41,9 @@ class Wishes:
 
 def tune(
     target: Target, techniques: Sequence[Technique], left_out: Sequence[NotTried], wishes: Wishes, listener: Listener
-) -> tuple[TuneReport, Plan | None]:
+) -> tuple[TuneReport, Plan | None, Evidence | None]:
     """Search within the budget. A script that cannot be tuned is a HotlapError of one sentence."""
-    target.check()
-    unprotected = sandbox.available(wishes.allow_network)
-    if unprotected and not wishes.accept_writes:
-        raise HotlapError(
-            f"trials cannot be kept from writing files here ({unprotected}): add --accept-writes to let the script"
-            " write during trials as it does in a normal run"
-        )
-    order = Order(
-        name=target.name,
-        arguments=list(target.arguments),
-        is_module=target.is_module,
-        cwd=os.getcwd(),
-        protected=not unprotected,
-        allow_network=wishes.allow_network,
-        limit_seconds=max(60.0, wishes.budget_seconds / 2),
-    )
+    order = order_for(target, wishes.allow_network, wishes.accept_writes, max(60.0, wishes.budget_seconds / 2))
     trial_seconds = wishes.trial_seconds or min(10.0, max(1.5, wishes.budget_seconds / 40))
     with Trials() as trials:
         bench = Bench(trials, order, trial_seconds, listener)
@@ -64,12 +51,33 @@ def tune(
         search = Search(bench, techniques, wishes.budget_seconds, folder, listener, wishes.allow_different)
         found = search.run()
     found.not_tried += left_out
-    if unprotected:
+    if not order.protected:
         found.caveats.append(Caveat.UNPROTECTED.text())
     if found.before is None:
         raise HotlapError("stopped before the baseline was measured: run it again, or give a smaller --budget")
     report = _report(target, found, bench)
-    return report, _plan(target, found, report)
+    plan = _plan(target, found, report)
+    return report, plan, _evidence(found, report, plan) if plan is not None else None
+
+
+def order_for(target: Target, allow_network: bool, accept_writes: bool, limit_seconds: float) -> Order:
+    """What all trials of this target have in common. Refuses where they could not be kept from writing."""
+    target.check()
+    unprotected = sandbox.available(allow_network)
+    if unprotected and not accept_writes:
+        raise HotlapError(
+            f"trials cannot be kept from writing files here ({unprotected}): add --accept-writes to let the script"
+            " write during trials as it does in a normal run"
+        )
+    return Order(
+        name=target.name,
+        arguments=list(target.arguments),
+        is_module=target.is_module,
+        cwd=os.getcwd(),
+        protected=not unprotected,
+        allow_network=allow_network,
+        limit_seconds=limit_seconds,
+    )
 
 
 def facts(target: Target, trials: int, command: str = "tune") -> Facts:
@@ -153,4 +161,23 @@ def _plan(target: Target, found: Found, report: TuneReport) -> Plan | None:
         low=report.speedup.low,
         high=report.speedup.high,
         entries=[Entry(kept.technique, kept.setting, kept.ratio) for kept in report.kept],
+    )
+
+
+def _evidence(found: Found, report: TuneReport, plan: Plan) -> Evidence:
+    assert report.speedup is not None
+    return Evidence(
+        script=plan.script,
+        fingerprint=plan.fingerprint,
+        arguments=plan.arguments,
+        device=plan.device,
+        facts=report.facts,
+        plan=report.kept,
+        speedup=report.speedup,
+        script_seconds=found.baselines[-len(found.plans) :],  # the pairs came last
+        plan_seconds=found.plans,
+        a_against_a=found.a_against_a,
+        parity=found.checks,
+        forced_steps=int(next(check.figure for check in found.checks if check.what == FORCED)),
+        seeds=[SEED],
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,16 @@ class RootFinder:
         self._quiet = self._backwards = 0
         self._script_compiles = False
         self._stacks = threading.local()
+        self._left_alone: dict[int, weakref.ref[Any]] = {}  # by identity: a module may compare by value
         self.found: weakref.WeakKeyDictionary[Any, RootSeen] = weakref.WeakKeyDictionary()
+
+    def leave_alone(self, modules: Iterable[Any]) -> None:
+        """These are never roots, however they are called."""
+        self._left_alone |= {id(module): weakref.ref(module) for module in modules}
+
+    def _is_left_alone(self, module: Any) -> bool:
+        known = self._left_alone.get(id(module))
+        return known is not None and known() is module  # another may live at that address by now
 
     def look(self) -> None:
         """Watch until no new root has shown up for a few updates; start again with the next optimizer."""
@@ -67,7 +77,7 @@ class RootFinder:
         import torch
 
         is_trained = isinstance(compiled, torch.nn.Module) and any(p.requires_grad for p in compiled.parameters())
-        if is_trained and compiled not in self.found:
+        if is_trained and compiled not in self.found and not self._is_left_alone(compiled):
             self.found[compiled] = RootSeen("the script compiles it itself", "", is_compiled=True)
             self._joints.root_found(compiled)
 
@@ -138,9 +148,11 @@ class RootFinder:
         if module in self.found:
             self.found[module].note_inputs(args)
             return
+        if self._is_left_alone(module):
+            return
         owner, method = _owner(module)
         root, reached = (module, None) if owner is None else (owner, "the script calls its methods, not the module")
-        if root in self.found:
+        if root in self.found or self._is_left_alone(root):
             return
         self._quiet = self._backwards = 0
         self.found[root] = RootSeen(reached, method)

@@ -22,7 +22,7 @@ __all__ = [
     "Kept",
 ]
 __all__ += ["Layer", "Making", "NotTried", "ParityCheck", "ProfileReport", "Rejected", "Sync", "TrialTimes"]
-__all__ += ["TuneReport", "Unused", "Verdict", "Worker", "from_json", "to_json"]
+__all__ += ["Rechecked", "TuneReport", "Unused", "Verdict", "VerifyReport", "Worker", "from_json", "to_json"]
 
 SHARES = ("wait", "copy", "forward", "backward", "update", "sync", "other")
 Fix = Literal["safe", "unsafe"] | None
@@ -304,3 +304,31 @@ class TuneReport:
     caveats: list[str]
     facts: Facts
     cut_short: bool = False  # stopped, or out of budget: "nothing kept" then says nothing
+
+
+@dataclass(frozen=True)
+class Rechecked:
+    """One figure of the parity test, today's beside that on record."""
+
+    what: str
+    then: float | None  # None: it was not part of the test that is on record
+    now: float
+    limit: str
+    passed: bool
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    script: str
+    plan: list[str]
+    checks: list[Rechecked]
+    changed: list[str]  # since the proof on record
+    speedup_then: Interval
+    speedup: Interval | None  # None: not measured again
+    date_then: str
+    facts: Facts
+    caveats: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)

@@ -20,9 +20,10 @@ _ROLES = {
 
 
 class LiveTrials:
-    """A listener for a tuning. Without a terminal it prints plain lines. Use as a context manager."""
+    """A listener for trials. Without a terminal it prints plain lines; without a budget it names none. Use as a
+    context manager."""
 
-    def __init__(self, console: Console, budget_seconds: float) -> None:
+    def __init__(self, console: Console, budget_seconds: float = 0.0) -> None:
         self._console, self._budget = console, budget_seconds
         self._started = time.monotonic()
         self.interrupted = False
@@ -44,7 +45,8 @@ class LiveTrials:
     def __rich__(self) -> Any:
         spent = time.monotonic() - self._started
         steps = f", step {self._steps}" if self._steps else ""
-        self._spinner.update(text=Text(f"{self._label}{steps}   {spent:.0f} of {self._budget:.0f} s", style="dim"))
+        of = f" of {self._budget:.0f}" if self._budget else ""
+        self._spinner.update(text=Text(f"{self._label}{steps}   {spent:.0f}{of} s", style="dim"))
         return self._spinner
 
     def started(self, label: str, role: str) -> None:

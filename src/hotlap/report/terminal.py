@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hotlap.report import figures, screen, wording
-from hotlap.report.findings import TuneReport
+from hotlap.report.findings import TuneReport, VerifyReport
 from hotlap.report.screen import BAD, GOOD, QUIET, STRONG, to_text
 from hotlap.report.terminal_profile import profile
 
-__all__ = ["profile", "readiness", "to_text", "tune"]
+__all__ = ["profile", "readiness", "to_text", "tune", "verify"]
 
 
 def tune(report: TuneReport) -> Any:
@@ -32,6 +32,31 @@ def readiness(hardware: str, rows: Sequence[Any]) -> Any:
             said.append(f"\n{row.remedy}", STRONG)
         table.add_row(marks[row.ok], row.name, said)
     return Group(Text(hardware, STRONG), table)
+
+
+def verify(report: VerifyReport) -> Any:
+    """Every figure of a parity test beside the one on record."""
+    failed = [check.what for check in report.checks if not check.passed]
+    verdict = Text("still the same training" if report.passed else f"no longer the same training: {failed[0]}")
+    verdict.stylize(f"{STRONG} {GOOD if report.passed else BAD}")
+    table = screen.table("figure", "then", "now", "limit", "", right=("then", "now"))
+    for check in report.checks:
+        mark = Text("ok", GOOD) if check.passed else Text("FAILED", BAD)
+        then = "-" if check.then is None else figures.plain(check.then)
+        table.add_row(check.what, then, figures.plain(check.now), check.limit, mark)
+    notes = Table.grid(padding=(0, 2))
+    notes.add_column(style=QUIET, no_wrap=True)
+    notes.add_column(overflow="fold")
+    notes.add_row("plan", Text(", ".join(report.plan)))
+    for number, change in enumerate(report.changed or ["nothing"]):
+        notes.add_row("changed since" if number == 0 else "", Text(change))
+    speed = f"{figures.interval(report.speedup_then)} on {report.date_then}"
+    if report.speedup is not None:
+        speed += f"; now {figures.interval(report.speedup)} by a few pairs"
+    notes.add_row("speed-up", speed)
+    for caveat in report.caveats:
+        notes.add_row("note", Text(caveat))
+    return Group(verdict, Text(), table, Text(), notes)
 
 
 def _tune(report: TuneReport, rows: int, tight: bool) -> Any:

@@ -1,0 +1,102 @@
+"""`hotlap.applied`: a plan for a block of your own program, where there is no script to run: in a notebook, in a test,
+in a program that trains among other things. Not called `applied.py`, since importing that would put the module in the
+function's place."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hotlap import plan as plans
+from hotlap.catalogue import find
+from hotlap.errors import HotlapError
+from hotlap.observe.attach import Attached
+from hotlap.plan import Plan
+from hotlap.technique import Choice
+
+_in_force = threading.Lock()
+
+
+@contextmanager
+def applied(plan: str | os.PathLike[str] | Iterable[str] | None = None) -> Iterator[Attached]:
+    """Apply a plan, or techniques by name, to what is built inside the block, and undo all of it at its end.
+
+        with hotlap.applied() as on:                                # the hotlap.toml beside the script, or here
+        with hotlap.applied("runs/hotlap.toml"):                    # that one
+        with hotlap.applied("fused-optimizer,channels-last"):       # these, as for `hotlap run --with`; a list will do
+            train()
+
+    `on.applied` and `on.withdrawn` say what took hold and what could not. Models, loaders and optimizers that were
+    built before the block are not touched, so build inside it what is to be fast; afterwards a loader keeps the workers
+    it was built with. Torch may be imported already. The block changes the whole process: one at a time, whichever
+    thread enters it, and an image file is remembered whoever opens it."""
+    choices = _choices(plan)
+    if not _in_force.acquire(blocking=False):
+        raise HotlapError("hotlap.applied is already in force: leave the outer block first, or name everything there")
+    try:
+        attached = Attached(choices)
+        try:
+            attached.patch.joints.roots.leave_alone(_modules())
+            yield attached
+        finally:
+            attached.detach()
+    finally:
+        _in_force.release()
+
+
+def named(names: str | Iterable[str]) -> list[Choice]:
+    """Techniques by the names people know them by, at their default settings."""
+    parts = names.split(",") if isinstance(names, str) else [str(name) for name in names]
+    found = [find(name) for name in parts if name.strip()]
+    for one in found:
+        if "apply" not in one.verbs:
+            raise HotlapError(f"{one.id} cannot be applied to a running script: see `hotlap explain {one.id}`")
+    return [Choice(one, one.default) for one in found]
+
+
+def _choices(plan: str | os.PathLike[str] | Iterable[str] | None) -> list[Choice]:
+    if plan is None:
+        return _planned(_nearest())
+    if isinstance(plan, os.PathLike) or (isinstance(plan, str) and (plan.endswith(".toml") or os.sep in plan)):
+        return _planned(os.fspath(plan))
+    return named(plan)
+
+
+def _planned(path: str) -> list[Choice]:
+    found = plans.read_file(path)
+    if not found:
+        raise HotlapError(f"there is no plan in {path}: `hotlap tune` makes one, or name techniques instead")
+    return _ours(found, path).choices(find)
+
+
+def _ours(found: list[Plan], path: str) -> Plan:
+    """The running script's; another's is taken only where there is no choice to make."""
+    running = os.path.basename(_running() or "")
+    for plan in found:
+        if plan.script == running:
+            return plan
+    if len(found) > 1:
+        names = ", ".join(plan.script for plan in found)
+        raise HotlapError(f"{path} holds plans for {names}, and none of them is running: name the techniques instead")
+    return found[0]
+
+
+def _nearest() -> str:
+    beside = plans.path_for(_running() or plans.FILE)
+    return beside if os.path.exists(beside) else os.path.abspath(plans.FILE)
+
+
+def _running() -> str | None:
+    """The script's file; a notebook or a prompt has none."""
+    return getattr(sys.modules.get("__main__"), "__file__", None)
+
+
+def _modules() -> list[Any]:
+    """Every module there is by now."""
+    torch = sys.modules.get("torch")
+    return [] if torch is None else [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
