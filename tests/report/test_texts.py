@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hotlap.report import folder, html, latex, markdown
+from hotlap.report import folder, html, latex, markdown, terminal
 
 from . import samples
 
@@ -228,3 +229,10 @@ def test_saving_and_checking_load_nothing_heavy() -> None:
         "found = {'matplotlib', 'jinja2', 'rich', 'torch', 'numpy'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_hosts_the_script_tried_to_reach_are_told() -> None:
+    report = dataclasses.replace(samples.tune(), hosts=["data.example.org", "192.0.2.1"])
+    for text in (terminal.to_text(terminal.tune(report)), markdown.tune(report), html.tune(report)):
+        assert "tried to reach data.example.org, 192.0.2.1" in " ".join(text.split()).lower()
+    assert "tried to reach" not in markdown.tune(samples.tune())

@@ -20,6 +20,7 @@ from hotlap.technique import Choice
 
 Role = Literal["baseline", "screen", "confirm", "ablation"]
 _DISTURBED = 0.05  # run-queue delay as a share of wall clock times threads
+_MOST_HOSTS = 50
 _PATIENCE = 2.0  # a candidate that trains so many times longer than the script did is stopped where it is
 _EPOCH_ALLOWANCE = 4.0  # a trial may be so many times longer to see past the end of an epoch
 
@@ -63,6 +64,7 @@ class Bench:
         self._crowded: set[str] = set()
         self._trained_seconds = 0.0  # what the script itself needed in its latest trial
         self.times: list[TrialTimes] = []
+        self.hosts: list[str] = []  # that any trial tried to reach
         self.started = time.monotonic()
 
     @property
@@ -110,8 +112,13 @@ class Bench:
             parity_folder=folder,
             seed=SEED,
         )
-        trial = self._trials.run(order, self._listener.stepped)
+        trial = self._run(order)
         self._listener.ended(label, "parity", trial.ending)
+        return trial
+
+    def _run(self, order: Order) -> Trial:
+        trial = self._trials.run(order, self._listener.stepped)
+        self.hosts = list(dict.fromkeys([*self.hosts, *trial.hosts]))[:_MOST_HOSTS]
         return trial
 
     def _once(self, plan: Sequence[Choice], label: str, role: Role) -> Timed | Untimed:
@@ -123,7 +130,7 @@ class Bench:
             steps_at_least=self._steps_at_least,
             seconds_at_most=_PATIENCE * self._trained_seconds if plan else 0.0,
         )
-        trial = self._trials.run(order, self._listener.stepped)
+        trial = self._run(order)
         timing = _timing(trial)
         run = trial.run
         if isinstance(timing, Timed) and not plan:

@@ -9,6 +9,9 @@ class Caveat(Enum):
     NOISY = "more than a third of the trials were disturbed by other work: close it, or give a larger --budget"
     DISTURBED = "other work ran on these cores meanwhile: profile again when it is quiet"
     UNPROTECTED = "trials ran without protection: files the script writes were really written"
+    REDIRECTED = (
+        "writes were redirected in Python: programs the script starts could use the network and change file modes"
+    )
     SHORT = "the script ends after {steps} steps, so trials were short: give it more epochs for a firmer figure"
     UNSETTLED = "step times never settled, so whole trials were used: give a larger --budget"
     NO_EPOCH_END = "no trial reached the end of an epoch: what happens there was not compared"

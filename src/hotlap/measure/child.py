@@ -12,7 +12,9 @@ import sys
 import time
 from typing import Any, NoReturn
 
+from hotlap.measure import network
 from hotlap.measure.order import Order
+from hotlap.measure.refusal import refused
 from hotlap.measure.witness import Witness
 from hotlap.observe.attach import Attached
 from hotlap.observe.launch import Stopped, Target, execute
@@ -105,7 +107,7 @@ class Recorder:
             record = self.attached.watch.record(self.attached.withdrawn)
             run = to_json(self.scrutiny.added_to(record, is_over=True) if self.scrutiny is not None else record)
         data = {"ending": ending, "run": run, "parity": self.witness.evidence() if self.witness else None}
-        self._put("record.json", json.dumps(data))
+        self._put("record.json", json.dumps(data | {"hosts": network.hosts(self.order.folder)}))
 
     def _note(self) -> None:
         assert self.attached is not None and self.attached.watch is not None
@@ -129,6 +131,7 @@ def run_trial(order: Order) -> None:
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # the server's own precaution
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    network.watch(order.folder, refuse=order.sandbox != "namespace" and not order.allow_network)
     try:
         _attach(recorder)
         torch = sys.modules.get("torch")
@@ -137,7 +140,7 @@ def run_trial(order: Order) -> None:
         execute(_target(order))
         ending = "finished"
     except BaseException as error:
-        ending = _ending(error)
+        ending = (refused(error, _log(order)) if order.sandbox == "redirect" else None) or _ending(error)
     recorder.write(ending)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -183,6 +186,11 @@ def _attach(recorder: Recorder) -> None:
 
 def _target(order: Order) -> Target:
     return Target(order.name, tuple(order.arguments), order.is_module)
+
+
+def _log(order: Order) -> str:
+    with open(os.path.join(order.folder, "log.txt"), errors="replace") as file:
+        return file.read()
 
 
 def _ending(error: BaseException) -> str:

@@ -29,6 +29,7 @@ class Order:
     limit_seconds: float = 600.0  # a trial that is still there then is killed
     folder: str = ""  # where record, log and parity tensors are exchanged
     protected: bool = True
+    sandbox: str = ""  # "namespace", "redirect" or "none"; empty: as HOTLAP_SANDBOX says, else "namespace"
     allow_network: bool = False
     watched: bool = True
     closely: bool = False  # also watch host syncs, copies, how batches are made, layers and memory

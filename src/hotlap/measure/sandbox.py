@@ -15,6 +15,12 @@ import struct
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import Literal, cast, get_args
+
+from hotlap.errors import HotlapError
+from hotlap.measure import landlock
+
+Kind = Literal["namespace", "redirect", "none"]
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _BIND, _REC, _PRIVATE = 4096, 16384, 1 << 18
@@ -147,6 +153,33 @@ def folders_to_protect(cwd: str, script: str) -> list[str]:
     could be written through the outer overlay alone."""
     wanted = {cwd, os.path.dirname(script), os.path.expanduser("~"), tempfile.gettempdir(), "/var/tmp"}
     return sorted(path for path in map(os.path.realpath, wanted) if os.path.isdir(path) and path != "/")
+
+
+def forced() -> Kind | None:
+    """What HOTLAP_SANDBOX asks for, for tests and for users in trouble."""
+    wanted = os.environ.get("HOTLAP_SANDBOX", "")
+    if not wanted:
+        return None
+    if wanted not in get_args(Kind):
+        raise HotlapError(f"HOTLAP_SANDBOX={wanted} is not known: use {', '.join(get_args(Kind))}, or unset it")
+    return cast(Kind, wanted)
+
+
+def choose(allow_network: bool = False) -> tuple[Kind, str]:
+    """The best protection to be had here, and why none better: namespaces, else redirected writes under a seal."""
+    wanted = forced()
+    if wanted == "none":
+        return "none", "HOTLAP_SANDBOX=none"
+    reasons: list[str] = []
+    kinds: tuple[Kind, ...] = (wanted,) if wanted else ("namespace", "redirect")
+    for kind in kinds:
+        reason = available(allow_network) if kind == "namespace" else landlock.available()
+        if reason is None:
+            return kind, "; ".join(reasons)
+        reasons.append(reason)
+    if wanted:
+        raise HotlapError(f"HOTLAP_SANDBOX={wanted} cannot be had here ({reasons[0]}): unset it, or choose another")
+    return "none", "; ".join(reasons)
 
 
 def available(allow_network: bool = False) -> str | None:

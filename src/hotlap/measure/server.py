@@ -5,20 +5,24 @@ on stdin, one answer a line on stdout; trials come one at a time."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
 
-from hotlap.measure import sandbox
+from hotlap.measure import ending, sandbox
 from hotlap.measure.child import run_trial
 from hotlap.measure.order import Order
+from hotlap.measure.redirect import Redirect, references
 from hotlap.observe.launch import Target
 from hotlap.records import from_json
 
 _POLL_SECONDS = 0.01
+_ENDING_SECONDS = 8.0  # for a supervisor to end its trial
 
 
 def serve() -> None:
@@ -40,6 +44,9 @@ def _answer(data: object) -> None:
 
 def _supervised(order: Order) -> dict[str, object]:
     """Fork a supervisor, which builds the private view and forks the trial in it; wait within the limit."""
+    order = dataclasses.replace(order, sandbox=_kind(order))
+    if order.sandbox == "redirect":
+        references()
     scratch = tempfile.mkdtemp(prefix="view-", dir=os.path.dirname(order.folder))
     started = time.monotonic()
     supervisor = os.fork()
@@ -48,39 +55,72 @@ def _supervised(order: Order) -> dict[str, object]:
             _supervise(order, scratch)
         finally:
             os._exit(70)
-    status: int | None = None
-    while status is None and time.monotonic() - started < order.limit_seconds:
-        pid, code = os.waitpid(supervisor, os.WNOHANG)
-        if pid:
-            status = os.waitstatus_to_exitcode(code)
-        else:
-            time.sleep(_POLL_SECONDS)
+    status = _waited(supervisor, order.limit_seconds)
     if status is None:
-        os.kill(supervisor, signal.SIGKILL)
-        os.waitpid(supervisor, 0)
-    os.rmdir(scratch)
+        is_asked = order.sandbox != "namespace"  # it has no init whose death ends everything: it does so itself
+        if is_asked:
+            os.kill(supervisor, signal.SIGTERM)
+        if not is_asked or _waited(supervisor, _ENDING_SECONDS) is None:
+            os.kill(supervisor, signal.SIGKILL)
+            os.waitpid(supervisor, 0)
+    shutil.rmtree(scratch, ignore_errors=True)
     return {"status": status, "seconds": time.monotonic() - started}
+
+
+def _kind(order: Order) -> str:
+    return (order.sandbox or sandbox.forced() or "namespace") if order.protected else "none"
+
+
+def _waited(child: int, seconds: float) -> int | None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pid, code = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(code)
+        time.sleep(_POLL_SECONDS)
+    return None
 
 
 def _supervise(order: Order, scratch: str) -> None:
     os.setsid()
+    if order.sandbox != "namespace":
+        _supervise_family(order, scratch)
     sandbox.die_with_parent()
-    _redirect(order.folder)
+    _log_to(order.folder)
     os.chdir(order.cwd)
-    if order.protected:
-        script = order.name if order.is_module else Target(order.name).path
-        shared = [order.folder, *([order.parity_folder] if order.parity_folder else [])]
-        sandbox.enter(scratch, shared, sandbox.folders_to_protect(order.cwd, script), order.allow_network)
+    script = order.name if order.is_module else Target(order.name).path
+    sandbox.enter(scratch, _shared(order), sandbox.folders_to_protect(order.cwd, script), order.allow_network)
     first = os.fork()
     if first == 0:  # process 1 of its namespace: when it dies, everything in there dies
         sandbox.die_with_parent()
-        if order.protected:
-            sandbox.mount_proc()
+        sandbox.mount_proc()
         trial = os.fork()
         if trial == 0:
             run_trial(order)
         os._exit(_reap_until(trial))
     os._exit(_reap_until(first))
+
+
+def _supervise_family(order: Order, scratch: str) -> None:
+    """Where there are no namespaces."""
+    family = ending.Family(order.folder)
+    _log_to(order.folder)
+    os.chdir(order.cwd)
+    trial = os.fork()
+    if trial == 0:
+        sandbox.die_with_parent()
+        ending.note_shared_memory(order.folder)
+        if order.sandbox == "redirect" and not Redirect(scratch, _shared(order)).enter():
+            print("the file system could not be sealed", flush=True)
+            os._exit(70)
+        run_trial(order)
+    status = family.wait_for(trial)
+    os._exit(status if status >= 0 else 128 - status)
+
+
+def _shared(order: Order) -> list[str]:
+    """Folders that stay the real ones."""
+    return [order.folder, *([order.parity_folder] if order.parity_folder else [])]
 
 
 def _reap_until(child: int) -> int:
@@ -92,7 +132,7 @@ def _reap_until(child: int) -> int:
             return status if status >= 0 else 128 - status
 
 
-def _redirect(folder: str) -> None:
+def _log_to(folder: str) -> None:
     """The script's output goes to a log, its input is empty; ours would mix with the server's own."""
     log = os.open(os.path.join(folder, "log.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     empty = os.open(os.devnull, os.O_RDONLY)

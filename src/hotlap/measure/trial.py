@@ -13,12 +13,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 
 from hotlap.errors import HotlapError
+from hotlap.measure import network
 from hotlap.measure.order import Order, own_process
 from hotlap.observe.ledger import read_events
 from hotlap.observe.record import Snapshot, complete
@@ -38,6 +39,7 @@ class Trial:
     parity: dict[str, Any] | None
     seconds: float
     log: str  # the end of the script's own output
+    hosts: list[str] = field(default_factory=list)  # beyond this machine, that the script tried to reach
 
     @property
     def good(self) -> bool:
@@ -86,7 +88,11 @@ class Trials:
             self._server.send_signal(signal.SIGKILL)  # its supervisors die with it, and everything in them
             self._server.wait()
             self._server = None
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for _ in range(20):  # a supervisor without namespaces may still be ending its trial
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if not os.path.exists(self.folder):
+                break
+            time.sleep(0.05)
 
     def _serving(self) -> subprocess.Popen[str]:
         if self._server is None:
@@ -152,7 +158,7 @@ def read_trial(folder: str, answer: dict[str, Any], seconds: float) -> Trial:
     if text:
         data = json.loads(text)
         run = from_json(Run, data["run"]) if data["run"] else None
-        return Trial(data["ending"], run, data["parity"], seconds, log)
+        return Trial(data["ending"], run, data["parity"], seconds, log, data["hosts"])
     status = answer["status"]
     if status is None:
         ending = "hang: no end within its limit"
@@ -162,7 +168,7 @@ def read_trial(folder: str, answer: dict[str, Any], seconds: float) -> Trial:
         ending = f"could not be set up: {log.strip().split(chr(10))[-1][:200]}"
     else:
         ending = f"left with exit code {status} before it was done"
-    return Trial(ending, _so_far(folder), None, seconds, log)
+    return Trial(ending, _so_far(folder), None, seconds, log, network.hosts(folder))
 
 
 def _so_far(folder: str) -> Run | None:

@@ -51,8 +51,8 @@ def tune(
         search = Search(bench, techniques, wishes.budget_seconds, folder, listener, wishes.allow_different)
         found = search.run()
     found.not_tried += left_out
-    if not order.protected:
-        found.caveats.append(Caveat.UNPROTECTED.text())
+    if order.sandbox != "namespace":
+        found.caveats.append((Caveat.UNPROTECTED if order.sandbox == "none" else Caveat.REDIRECTED).text())
     if found.before is None:
         raise HotlapError("stopped before the baseline was measured: run it again, or give a smaller --budget")
     report = _report(target, found, bench)
@@ -63,18 +63,20 @@ def tune(
 def order_for(target: Target, allow_network: bool, accept_writes: bool, limit_seconds: float) -> Order:
     """What all trials of this target have in common. Refuses where they could not be kept from writing."""
     target.check()
-    unprotected = sandbox.available(allow_network)
-    if unprotected and not accept_writes:
+    kind, why_not = sandbox.choose(allow_network)
+    if kind == "none" and not accept_writes:
         raise HotlapError(
-            f"trials cannot be kept from writing files here ({unprotected}): add --accept-writes to let the script"
-            " write during trials as it does in a normal run"
+            f"trials cannot be kept from writing files here ({why_not}): files the script writes, changes or deletes"
+            " would really be, in every trial, and what it starts or calls in C++ could reach the network; add"
+            " --accept-writes to let it write as it does in a normal run"
         )
     return Order(
         name=target.name,
         arguments=list(target.arguments),
         is_module=target.is_module,
         cwd=os.getcwd(),
-        protected=not unprotected,
+        protected=kind != "none",
+        sandbox=kind,
         allow_network=allow_network,
         limit_seconds=limit_seconds,
     )
@@ -139,6 +141,7 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         caveats=found.caveats,
         facts=facts(target, len(bench.times)),
         cut_short=found.cut_short,
+        hosts=bench.hosts,
     )
 
 

@@ -58,7 +58,7 @@ def verify(
         now = facts(target, 3 + len(bench.times), "verify")
     then = {_name(check.what): check.figure for check in evidence.parity}
     caveats = [] if same.repeats_itself else [Caveat.REPEATS_ITSELF_NOT.text()]
-    caveats += [] if order.protected else [Caveat.UNPROTECTED.text()]
+    caveats += {"none": [Caveat.UNPROTECTED.text()], "redirect": [Caveat.REDIRECTED.text()]}.get(order.sandbox, [])
     return VerifyReport(
         script=str(target),
         plan=[str(choice) for choice in choices],

@@ -304,6 +304,7 @@ class TuneReport:
     caveats: list[str]
     facts: Facts
     cut_short: bool = False  # stopped, or out of budget: "nothing kept" then says nothing
+    hosts: list[str] = field(default_factory=list)  # beyond this machine, that the script tried to reach in trials
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ def _page(template: str, report: TuneReport | ProfileReport, **words: Any) -> st
             colours=SHARES,
             meanings=wording.SHARE_MEANINGS,
             facts=wording.facts(report),
+            hosts=wording.hosts(report) if isinstance(report, TuneReport) else "",
             **words,
         )
     )

@@ -242,6 +242,7 @@ def _analysis(report: TuneReport) -> Part:
         f"Parity: {wording.parity(report)}.",
         f"Tuning: {wording.cost(report)}.",
         *map(figures.sentence, report.caveats),
+        *([figures.sentence(wording.hosts(report))] if report.hosts else []),
     ]
     return Part(
         "Analysis",

@@ -108,6 +108,8 @@ def _tune_figures(report: TuneReport, rows: int, tight: bool) -> Table:
     table.add_row("cost", wording.cost(report))
     for caveat in report.caveats[: 1 if tight else 4]:
         table.add_row("note", figures.line(caveat))
+    if report.hosts:
+        table.add_row("network", figures.line(wording.hosts(report, 3 if tight else rows + 2)))
     return table
 
 

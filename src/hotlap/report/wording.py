@@ -149,6 +149,11 @@ def largest_saving(report: TuneReport) -> str | None:
     return f"Most was saved in {name} ({meaning}): {figures.seconds(saved[name])} of every step."
 
 
+def hosts(report: TuneReport, most: int = 50) -> str:
+    """Who the script tried to reach during trials; empty for nobody."""
+    return f"the script tried to reach {figures.some(report.hosts, most)} during trials" if report.hosts else ""
+
+
 def facts(report: TuneReport | ProfileReport) -> list[tuple[str, str]]:
     """What makes the figures checkable."""
     found = report.facts
