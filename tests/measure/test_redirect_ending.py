@@ -84,13 +84,17 @@ def test_shared_memory_goes_and_that_of_others_stays(server: Trials, project: Pa
     subprocess.run(["touch", *{[str(path) for path in theirs]!r}])  # not Python's: as a stranger's would be
     os._exit(0)
     """
-    before = set(os.listdir("/dev/shm"))
+
+    def named() -> set[Path]:  # a browser or another program may put its own there at any moment
+        return {path for kind in ("psm_*", "sem.mp-*", "torch_*") for path in Path("/dev/shm").glob(kind)}
+
+    before = named()
     (project / "train.py").write_text(textwrap.dedent(code))
     order = Order(name=str(project / "train.py"), cwd=str(project), watched=False, limit_seconds=30.0)
     try:
         trial = server.run(order)
         assert int(trial.log.split()[0]) >= 3, trial.log
-        assert {Path("/dev/shm", name) for name in set(os.listdir("/dev/shm")) - before} == set(theirs)
+        assert named() - before == set(theirs)
     finally:
         for path in theirs:
             path.unlink(missing_ok=True)
