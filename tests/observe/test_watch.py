@@ -859,3 +859,20 @@ def test_what_the_script_compiles_is_timed_from_outside(watched, in_place: bool)
     assert record.share("forward") > 0
     assert torch._dynamo.utils.counters["graph_break"] == breaks
     assert "_compiled_call_impl" not in vars(kept[0]) or vars(kept[0])["_compiled_call_impl"] is None
+
+
+def test_masks_are_awaited_for_some_steps_only() -> None:
+    """To look at every index costs: where the first steps had no mask, torch's own method is put back."""
+    original = vars(torch.Tensor).get("__getitem__")
+    patch = Patch(Joints())
+    try:
+        watch = Watch(patch, closely=True)
+        watch._waits.device_is_used(2)
+        assert vars(torch.Tensor)["__getitem__"] is not original
+        watch._waits.device_is_used(8)
+        assert vars(torch.Tensor)["__getitem__"] is not original
+        watch._waits.device_is_used(32)
+        assert vars(torch.Tensor).get("__getitem__") is original
+    finally:
+        patch.undo()
+    assert vars(torch.Tensor).get("__getitem__") is original

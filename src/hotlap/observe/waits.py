@@ -24,6 +24,7 @@ _NAMES = {"__bool__": "if", "__float__": "float", "__int__": "int", "__index__":
 _NAMES |= {"__format__": "print", "__getitem__": "boolean index", "__setitem__": "boolean index"}
 _SITES_KEPT = 4096
 _ASKED = 8
+_MASKS_AWAITED = 24  # steps
 _JOINTS = joints.__file__
 
 
@@ -46,13 +47,21 @@ class Waits:
         in_forked_child(self._leave)
         patch.at(patch.joints.host_waited, self._waited)
         patch.at(patch.joints.batch_moved, self._moved)
-        self._patch: Patch | None = patch
+        self._masks, self._masks_since, self._has_masks = Patch(patch.joints), -1, False
+        patch.on_undo(self._masks.undo)
 
-    def device_is_used(self) -> None:
-        """From now on masks are looked for too, which only wait where there is a device."""
-        if self._patch is not None:
-            self._patch.at(self._patch.joints.mask_waited, self._waited)
-            self._patch = None
+    def device_is_used(self, steps: int) -> None:
+        """Now masks are looked for too, which only wait where there is a device. That means a look at every index into
+        a tensor, and data sets index all the time: a loop whose first steps had no mask is believed to have none."""
+        if self._masks_since < 0:
+            self._masks_since = steps
+            self._masks.at(self._masks.joints.mask_waited, self._mask_waited)
+        elif steps - self._masks_since >= _MASKS_AWAITED and not self._has_masks:
+            self._masks.undo()
+
+    def _mask_waited(self, proceed: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        self._has_masks = True
+        return self._waited(proceed, name, *args, **kwargs)
 
     def _leave(self) -> None:
         self._thread = -1  # a loader worker's waits are its own affair
@@ -92,7 +101,7 @@ class Waits:
     def _site(self, name: str, on_device: bool, copied: Any = None) -> int | None:
         """The number of the line that called; None where that was hotlap, or a library reading its own numbers."""
         caller: Any = sys._getframe(2)
-        while caller.f_code.co_filename == _JOINTS:  # the joint, and the method that was replaced
+        while caller.f_code.co_filename in (_JOINTS, __file__):  # the joint, and the method that was replaced
             caller = caller.f_back
         path = caller.f_code.co_filename
         if is_ours(path) or not (on_device or is_users(path)):

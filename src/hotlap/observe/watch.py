@@ -35,7 +35,7 @@ _OBJECTS_KEPT = 256  # loaders, optimizers and roots each
 _DRAWS_PROBED = 5
 _DRAWS_LOOKED_AT = (1, 2, 4, 8, 16, 32, 64, 128)
 _SLOTS = 64
-_ALL_MARKED, _MARKED = 16, 4  # the first steps, then one in so many: a mark costs the host some microseconds
+_ALL_MARKED, _MARKED = 16, 8  # the first steps, then one in so many: a mark costs the host some microseconds
 _OWN_SECONDS = 20e-6  # what takes hotlap longer than this between two steps is cut out of them
 
 
@@ -333,7 +333,7 @@ class Watch:
             size = sum(elements(p) * p.element_size() for p in parameters.values())
             self._weights = next(p.device.type for p in parameters.values()), size
         if self._waits is not None and self.device != "cpu" and not self._compiles:
-            self._waits.device_is_used()
+            self._waits.device_is_used(self.steps)
 
     def snapshot(self, withdrawn: list[str] | None = None) -> Snapshot:
         """All but the steps, and without a wait for the device."""
