@@ -50,7 +50,8 @@ def run_script(trials: Trials):
     """Run a script in a trial of its own: `run_script(path, [choices], steps=...) -> Trial`."""
 
     def run(path: Path | str, choices=(), **wishes) -> Trial:
-        order = {"limit_seconds": 60.0, "cwd": str(Path(path).parent), **wishes}
+        kept = trials.exchange("compiled")
+        order = {"limit_seconds": 120.0, "cwd": str(Path(path).parent), "kept_folder": kept, **wishes}
         return trials.run(Order(name=str(path), choices=[choice.to_json() for choice in choices], **order))
 
     return run

@@ -17,10 +17,20 @@ from torch.utils.data import DataLoader, Dataset
 
 import hotlap
 from hotlap import plan as plans
+from hotlap.applying import named
 from hotlap.errors import HotlapError
 from hotlap.plan import Entry, Plan
 
 NAMES = "loader-workers,channels-last,fused-optimizer,sample-cache,mixed-precision"
+
+
+def test_settings_by_name() -> None:
+    (workers, fused) = named("loader-workers:num_workers=3, fused")
+    assert workers.setting == {"num_workers": 3} and fused.setting == {}
+    wrong = ("loader-workers:workers=3", "loader-workers:num_workers", "loader-workers:num_workers=many", "fused:a=1")
+    for name in wrong:
+        with pytest.raises(HotlapError, match=name.split(":")[0]):
+            named(name)
 
 
 class Net(nn.Module):

@@ -50,13 +50,29 @@ def applied(plan: str | os.PathLike[str] | Iterable[str] | None = None) -> Itera
 
 
 def named(names: str | Iterable[str]) -> list[Choice]:
-    """Techniques by the names people know them by, at their default settings."""
+    """Techniques by the names people know them by, each with settings where it is given some, as in
+    `loader-workers:num_workers=8`, else at its defaults."""
     parts = names.split(",") if isinstance(names, str) else [str(name) for name in names]
-    found = [find(name) for name in parts if name.strip()]
-    for one in found:
-        if "apply" not in one.verbs:
-            raise HotlapError(f"{one.id} cannot be applied to a running script: see `hotlap explain {one.id}`")
-    return [Choice(one, one.default) for one in found]
+    return [_named(part) for part in parts if part.strip()]
+
+
+def _named(part: str) -> Choice:
+    name, *settings = part.split(":")
+    technique = find(name)
+    if "apply" not in technique.verbs:
+        raise HotlapError(f"{technique.id} cannot be applied to a running script: see `hotlap explain {technique.id}`")
+    chosen = dict(technique.default)
+    for setting in settings:
+        key, is_given, value = setting.partition("=")
+        if not is_given or key not in chosen:
+            known = ", ".join(f"{technique.id}:{key}={value}" for key, value in technique.default.items())
+            raise HotlapError(f"{part!r} is not understood: write it as {known or technique.id}")
+        kind = type(chosen[key])
+        try:
+            chosen[key] = kind(value)
+        except ValueError:
+            raise HotlapError(f"{part!r}: {key} is {kind.__name__}, as in {key}={technique.default[key]}") from None
+    return Choice(technique, chosen)
 
 
 def _choices(plan: str | os.PathLike[str] | Iterable[str] | None) -> list[Choice]:

@@ -134,7 +134,7 @@ def tune(
 def run(
     script: Script,
     m: Module = False,
-    with_: Annotated[str, typer.Option("--with", help="these techniques instead of a plan, comma-separated")] = "",
+    with_: Annotated[str, typer.Option("--with", help="these techniques instead of a plan: a,b:setting=value")] = "",
     no_plan: Annotated[bool, typer.Option(help="apply nothing, only watch")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="not a word from hotlap")] = False,
 ) -> Any:

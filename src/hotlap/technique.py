@@ -82,6 +82,7 @@ class Technique:
     traits: ClassVar[frozenset[str]] = frozenset()  # what it brings: "low precision", "image layout", ...
     helps_with: ClassVar[frozenset[str]] = frozenset()  # traits of others that make it worth more
     excludes: ClassVar[frozenset[str]] = frozenset()  # traits of others it cannot live with
+    start_up_seconds: ClassVar[float] = 0.0  # what it may take to get going, once in every run
     default: ClassVar[Setting] = {}  # what `fix` writes where no plan says otherwise
 
     def parity(self, run: Run | None) -> Parity:

@@ -26,6 +26,8 @@ def snapshot() -> dict[str, int]:
             if name.startswith("_global_") and isinstance(value, dict):
                 seen[f"{where.__name__}.{name} entries"] = len(value)
     seen["sys.meta_path"] = len(sys.meta_path)
+    seen["matmul precision"] = ("highest", "high", "medium").index(torch.get_float32_matmul_precision())
+    seen["cudnn.benchmark"] = torch.backends.cudnn.benchmark
     return seen
 
 

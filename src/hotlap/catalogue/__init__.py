@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 
 from hotlap.catalogue.channels_last import ChannelsLast
+from hotlap.catalogue.compiled_model import CompiledModel
+from hotlap.catalogue.cudnn_benchmark import CudnnBenchmark
 from hotlap.catalogue.fused_optimizer import FusedOptimizer
 from hotlap.catalogue.loader_workers import LoaderWorkers
 from hotlap.catalogue.mixed_precision import MixedPrecision
 from hotlap.catalogue.sample_cache import SampleCache
+from hotlap.catalogue.tf32_matmul import Tf32Matmul
 from hotlap.errors import HotlapError
 from hotlap.technique import Technique
 
@@ -16,7 +19,10 @@ TECHNIQUES: tuple[Technique, ...] = (
     LoaderWorkers(),
     SampleCache(),
     MixedPrecision(),
+    Tf32Matmul(),
     ChannelsLast(),
+    CudnnBenchmark(),
+    CompiledModel(),
     FusedOptimizer(),
 )
 

@@ -8,8 +8,10 @@ import functools
 import json
 import os
 import signal
+import statistics
 import sys
 import time
+from collections import deque
 from typing import Any, NoReturn
 
 from hotlap.measure import network
@@ -27,8 +29,10 @@ from hotlap.technique import Choice
 # Trackers must neither phone home nor ask questions during trials.
 _QUIET = {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "COMET_MODE": "disabled", "NEPTUNE_MODE": "offline"}
 _QUIET |= {"MLFLOW_TRACKING_URI": "file:///tmp/mlruns", "TQDM_MININTERVAL": "5"}
+_KEPT = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 _PROGRESS_SECONDS = 0.2
 _NOTED_AT, _NOTED_SECONDS = (1, 2, 4, 8, 16, 32, 64, 128), 10.0
+_ONE_OFF = 5.0  # times the usual step: compiling, a cache being filled
 _LOOK_AFTER = 100  # steps, where the script runs to its end
 
 
@@ -42,7 +46,8 @@ class Recorder:
         self.attached: Attached | None = None
         self.witness: Witness | None = None
         self.scrutiny: Scrutiny | None = None
-        self._first_step = self._told = self._noted = 0.0
+        self._last_step = self._told = self._noted = self._trained = 0.0
+        self._recent: deque[float] = deque(maxlen=32)
         self._look_is_over = False
         self.enough = False
 
@@ -60,7 +65,7 @@ class Recorder:
             self._put("going-on", "")
             raise Stopped  # swallowed once: say it again
         now = time.perf_counter()
-        self._first_step = self._first_step or now
+        self._count_in(now)
         if now - self._told > _PROGRESS_SECONDS:
             self._told = now
             self._put("progress", str(count))
@@ -69,7 +74,7 @@ class Recorder:
             self._note()
         if self.scrutiny is not None:
             self.scrutiny.step(count)
-        if self._is_enough(count, now - self._first_step) and not self._is_looking():
+        if self._is_enough(count, self._trained) and not self._is_looking():
             self.write("enough")
             if not self.order.real:
                 os._exit(0)
@@ -78,6 +83,15 @@ class Recorder:
                 sys.stdout.flush()
                 os._exit(0)  # nothing raised there would end the script, only leave it half-trained
             raise Stopped
+
+    def _count_in(self, now: float) -> None:
+        """How long it has trained, by which a trial is cut off; what is paid once, like compiling, does not count."""
+        if self._last_step:
+            seconds = now - self._last_step
+            usual = statistics.median(self._recent) if len(self._recent) >= 4 else seconds
+            self._trained += min(seconds, _ONE_OFF * usual)
+            self._recent.append(seconds)
+        self._last_step = now
 
     def _trains_in_main_thread(self) -> bool:
         return self.attached is None or self.attached.watch is None or self.attached.watch.trains_in_main_thread
@@ -128,6 +142,9 @@ def run_trial(order: Order) -> None:
     """Never returns. The process is the trial's own; its standard streams are already where they belong."""
     recorder = Recorder(order)
     os.environ.update(_QUIET)
+    if order.kept_folder:  # or every trial would compile the same kernels again
+        for name, kind in _KEPT.items():
+            os.environ.setdefault(name, os.path.join(order.kept_folder, kind))
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # the server's own precaution
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

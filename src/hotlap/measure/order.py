@@ -28,6 +28,7 @@ class Order:
     seconds_at_most: float = 0.0  # of training, however few steps that gave; 0 = no such bound
     limit_seconds: float = 600.0  # a trial that is still there then is killed
     folder: str = ""  # where record, log and parity tensors are exchanged
+    kept_folder: str = ""  # what trials of one tuning leave for the next: compiled kernels
     protected: bool = True
     sandbox: str = ""  # "namespace", "redirect" or "none"; empty: as HOTLAP_SANDBOX says, else "namespace"
     allow_network: bool = False

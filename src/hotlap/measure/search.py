@@ -145,7 +145,8 @@ class Search:
         if enemy is not None:
             self.found.reject(choices, f"cannot live with {enemy.technique.id}, which is already in the plan")
             return None
-        if self._until_proof < self._trial_seconds:
+        start_up = sum(choice.technique.start_up_seconds for choice in choices)
+        if self._until_proof < self._trial_seconds + start_up:
             for choice in choices:
                 self.found.not_tried.append(NotTried(choice.technique.id, "the budget ended: try a larger --budget"))
             return None

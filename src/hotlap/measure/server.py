@@ -120,7 +120,7 @@ def _supervise_family(order: Order, scratch: str) -> None:
 
 def _shared(order: Order) -> list[str]:
     """Folders that stay the real ones."""
-    return [order.folder, *([order.parity_folder] if order.parity_folder else [])]
+    return [folder for folder in (order.folder, order.parity_folder, order.kept_folder) if folder]
 
 
 def _reap_until(child: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import shlex
@@ -46,6 +47,7 @@ def tune(
     order = order_for(target, wishes.allow_network, wishes.accept_writes, max(60.0, wishes.budget_seconds / 2))
     trial_seconds = wishes.trial_seconds or min(10.0, max(1.5, wishes.budget_seconds / 40))
     with Trials() as trials:
+        order = dataclasses.replace(order, kept_folder=trials.exchange("compiled"))
         bench = Bench(trials, order, trial_seconds, listener)
         folder = trials.exchange("parity")
         search = Search(bench, techniques, wishes.budget_seconds, folder, listener, wishes.allow_different)

@@ -18,7 +18,7 @@ class Attached:
         self.patch = Patch(Joints())
         self.watch: Watch | None = None
         self.applied: list[str] = []
-        self.withdrawn: list[str] = []
+        self.withdrawn = self.patch.joints.withdrawn
         self._choices, self._make_watch = list(choices), watch
         self._cancel = on_import("torch", self._torch_is_here)
 
@@ -26,14 +26,13 @@ class Attached:
         if self._make_watch is not None:
             self.watch = self._make_watch(self.patch)
         for choice in self._choices:
-            own = Patch(self.patch.joints)
+            own = Patch(self.patch.joints, str(choice))
             self.patch.on_undo(own.undo)
             try:
                 choice.technique.apply(own, choice.setting)
                 self.applied.append(str(choice))
             except Exception as error:  # a technique that breaks is withdrawn; the training goes on without it
-                own.undo()
-                self.withdrawn.append(f"{choice}: {type(error).__name__}: {error}")
+                own.withdraw(f"{type(error).__name__}: {error}")
 
     def detach(self) -> None:
         self._cancel()

@@ -153,6 +153,6 @@ def root_facts(root: Any, roots: RootFinder) -> RootFacts:
         input_dims=seen.input_dims,
         parameter_dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in root.parameters()})),
         autocast=seen.autocast,
-        compiled=seen.is_compiled,
+        compiled=seen.is_compiled or seen.has_graphs,
         stands_aside=roots.stands_aside(root),
     )

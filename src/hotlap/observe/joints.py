@@ -101,6 +101,7 @@ class Joints:
         self.mask_waited = Around(self._at_masks, self)
         self.compile_called = Notice(self._at_compile, self)
         self.roots = RootFinder(self)
+        self.withdrawn: list[str] = []  # what was given up on the way, each with its reason
 
     # for batch in loader: --------------------------------------------------------------------------------------
 

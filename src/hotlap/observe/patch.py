@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ _ABSENT = object()
 class Patch:
     """Records old values as it sets new ones. `joints` is where techniques meet the training loop."""
 
-    def __init__(self, joints: Joints) -> None:
-        self.joints = joints
+    def __init__(self, joints: Joints, about: str = "") -> None:
+        self.joints, self._about = joints, about
         self._undo: list[Callable[[], object]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
@@ -23,7 +24,7 @@ class Patch:
         if isinstance(owner, type):
             old = vars(owner).get(name, _ABSENT)
         else:
-            on_class = getattr(type(owner), name, _ABSENT)
+            on_class = inspect.getattr_static(type(owner), name, _ABSENT)  # a property itself, not its value
             is_inherited = on_class is not _ABSENT and not hasattr(on_class, "__set__")
             is_own = name in getattr(owner, "__dict__", {})
             old = _ABSENT if is_inherited and not is_own else getattr(owner, name, _ABSENT)
@@ -46,6 +47,11 @@ class Patch:
         """Take part in a joint; see `joints` for what each one passes. Deeper subscribers sit nearer to torch."""
         joint.subscribe(subscriber, depth)
         self._undo.append(lambda: joint.unsubscribe(subscriber))
+
+    def withdraw(self, reason: str) -> None:
+        """What this patch was made for does not work here: it is undone, the run goes on, and the reason is told."""
+        self.joints.withdrawn.append(f"{self._about}: {reason}")
+        self.undo()
 
     def undo(self) -> None:
         while self._undo:

@@ -27,6 +27,7 @@ class RootFinder:
         self._looking: Patch | None = None
         self._always: Patch | None = None
         self._quiet = self._backwards = 0
+        self.quiet_updates = _QUIET_UPDATES
         self._script_compiles = False
         self._stacks = threading.local()
         self._left_alone: dict[int, weakref.ref[Any]] = {}  # by identity: a module may compare by value
@@ -46,6 +47,10 @@ class RootFinder:
         self._always.at(self._joints.optimizer_built, self._optimizer_built)
         self._always.at(self._joints.compile_called, self._compile_called)
         self._resume()
+
+    @property
+    def is_looking(self) -> bool:
+        return self._looking is not None
 
     def stop(self) -> None:
         self._pause()
@@ -126,7 +131,7 @@ class RootFinder:
         if torch._C._current_graph_task_id() != -1:  # a checkpoint recomputes inside backward
             return
         stack = self._stack
-        if not stack and (self._quiet > _QUIET_UPDATES or self._backwards > _QUIET_BACKWARDS):
+        if not stack and (self._quiet > self.quiet_updates or self._backwards > _QUIET_BACKWARDS):
             self._pause()  # here, since torch walks over a copy of these hooks, but not of an optimizer's
             return
         if not stack and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
@@ -176,6 +181,7 @@ class RootSeen:
     def __init__(self, reached: str | None, method: str, is_compiled: bool = False) -> None:
         self.reached = reached
         self.is_compiled = is_compiled
+        self.has_graphs = False  # a technique compiled it
         self.method = method  # which the script calls, where it is not the module itself
         self.autocast: str | None = None
         self.input_dims: tuple[int, ...] = ()

@@ -239,6 +239,9 @@ class Run:
     device_capability: tuple[int, ...] = ()
     withdrawn: list[str] = field(default_factory=list)  # techniques that raised when applied, with the reason
     script_compiles: bool = False
+    matmul_precision: str = "highest"  # what float32 matrix products may use: "highest", "high" (TF32), "medium"
+    cudnn_benchmark: bool = False
+    deterministic: bool = False  # asked of torch, or of cuDNN
 
     def share(self, *names: str) -> float:
         """The part of a step spent in the named shares, after warm-up."""

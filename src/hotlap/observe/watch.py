@@ -372,6 +372,9 @@ class Watch:
             device_capability=tuple(torch.cuda.get_device_capability()) if device == "cuda" else (),
             withdrawn=withdrawn or [],
             script_compiles=self._compiles,
+            matmul_precision=torch.get_float32_matmul_precision(),
+            cudnn_benchmark=torch.backends.cudnn.benchmark,
+            deterministic=torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
             trouble=self.trouble,
         )
         return Snapshot(run, list(self._loaders.facts), list(self._waits.sites) if self._waits is not None else [])

@@ -1,0 +1,76 @@
+"""A module's call, compiled: the same numbers, nothing kept alive, other shapes let through."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from hotlap.parts.compiled_call import CompiledCall, is_compilers
+
+
+def eager(function, mode=None, dynamic=None):
+    """Stands for torch.compile with its backend left out: dynamo's part is what is tested here."""
+    return torch._dynamo.optimize("eager", dynamic=dynamic)(function)
+
+
+@pytest.fixture(autouse=True)
+def without_inductor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "compile", eager)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_a_built_in_container_is_compiled_and_gives_the_same() -> None:
+    """`module.compile()` silently compiles nothing where the root is a class of torch's own."""
+    torch._dynamo.utils.counters.clear()
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(3, 4)
+    call = CompiledCall()
+    assert torch.equal(call(model, (x,), {}), model(x))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert call.has_run
+
+
+def test_the_module_may_go() -> None:
+    model, call = nn.Linear(4, 2), CompiledCall()
+    call(model, (torch.randn(3, 4),), {})
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_each_module_has_its_own_variants() -> None:
+    """Dynamo gives up after eight for one piece of code: a tenth model must still be compiled."""
+    torch._dynamo.utils.counters.clear()
+    for width in range(1, 13):
+        CompiledCall()(nn.Linear(width, 2), (torch.randn(3, width),), {})
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 12
+
+
+def test_with_graphs_another_shape_runs_as_it_is() -> None:
+    torch._dynamo.utils.counters.clear()
+    model, call = nn.Linear(4, 2), CompiledCall("reduce-overhead")
+    for size in (8, 8, 5, 8):
+        x = torch.randn(size, 4)
+        assert torch.equal(call(model, (x,), {}), model(x))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_with_graphs_the_output_is_the_callers_own() -> None:
+    class Same(nn.Module):
+        def forward(self, x):
+            return {"out": x, "more": [x]}
+
+    x = torch.randn(3)
+    out = CompiledCall("reduce-overhead")(Same(), (x,), {})
+    assert out["out"].data_ptr() != x.data_ptr() and out["more"][0].data_ptr() != x.data_ptr()
+
+
+def test_whose_error() -> None:
+    assert is_compilers(torch._dynamo.exc.Unsupported("this"))
+    assert not is_compilers(ValueError("that"))
