@@ -10,6 +10,7 @@ from hotlap.catalogue.cudnn_benchmark import CudnnBenchmark
 from hotlap.catalogue.fused_optimizer import FusedOptimizer
 from hotlap.catalogue.loader_workers import LoaderWorkers
 from hotlap.catalogue.mixed_precision import MixedPrecision
+from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.catalogue.sample_cache import SampleCache
 from hotlap.catalogue.tf32_matmul import Tf32Matmul
 from hotlap.errors import HotlapError
@@ -18,6 +19,7 @@ from hotlap.technique import Technique
 TECHNIQUES: tuple[Technique, ...] = (
     LoaderWorkers(),
     SampleCache(),
+    ResidentDataset(),
     MixedPrecision(),
     Tf32Matmul(),
     ChannelsLast(),

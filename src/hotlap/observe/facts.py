@@ -18,6 +18,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
 
     iterable = isinstance(loader.dataset, IterableDataset)
     context = loader.multiprocessing_context
+    resident = sys.modules.get("hotlap.parts.resident_loader")
     return LoaderFacts(
         dataset=type(loader.dataset).__name__,
         batch_size=loader.batch_size,
@@ -31,6 +32,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
         private_generator=has_private_generator(loader.dataset),
         start_method=start_method(context),
         dataset_id=id(loader.dataset),
+        kept=resident is not None and resident.serves(loader),
     )
 
 

@@ -1,0 +1,160 @@
+"""Is a sample always the same? Several detectors in a process of their own, since two equal reads prove little: a flip
+with probability 0.01 passes them, and so does a clock read in whole seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_PATIENCE_SECONDS = 20.0
+_TELLING = {"time": "the clock", "urandom": "the system's random numbers", "time_ns": "the clock"}
+
+
+def why_impure(dataset: Any, indices: Sequence[int]) -> str | None:
+    """The reason why samples may not be kept, or None. Reads some of them again and again, in a forked process: what is looked
+    for there cannot be taken back, and a data set that hangs or dies must not take the training with it."""
+    if not hasattr(os, "fork"):
+        return "purity cannot be tested on this system"
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = _judged(dataset, indices)
+        except BaseException as error:
+            answer = f"reading a sample raised {type(error).__name__}"
+        os.write(writing, pickle.dumps(answer))
+        os._exit(0)
+    os.close(writing)
+    try:
+        return _answer(reading)
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _answer(reading: int) -> str | None:
+    ready, _, _ = select.select([reading], [], [], _PATIENCE_SECONDS)
+    said = os.read(reading, 1 << 16) if ready else b""
+    if not said:
+        return "reading a few samples twice took too long or ended the process"
+    answer: str | None = pickle.loads(said)
+    return answer
+
+
+def _judged(dataset: Any, indices: Sequence[int]) -> str | None:
+    torch.set_num_threads(1)  # threads do not survive a fork
+    before = _generators()
+    first = [dataset[index] for index in indices]  # what is imported on the way is none of the sample's
+    with _Draws() as draws:
+        second = [dataset[index] for index in indices]
+    with _Calls() as calls:
+        third = [dataset[index] for index in indices]
+    if draws.seen:
+        return f"a sample draws random numbers ({draws.seen})"
+    if calls.seen:
+        return f"a sample reads {_TELLING[calls.seen]}"
+    now = _generators()  # one made meanwhile is seeded by what is watched for, or always alike
+    if any(now.get(generator, state) != state for generator, state in before.items()):
+        return "a sample draws random numbers"
+    return None if same(first, second) and same(first, third) else "two reads of one sample differ"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two samples are equal, bit for bit, whatever they are made of. What cannot be compared is not."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool(torch.equal(_bits(one), _bits(other)))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "tobytes"):  # arrays and images
+        return getattr(one, "shape", None) == getattr(other, "shape", None) and one.tobytes() == other.tobytes()
+    if isinstance(one, float):
+        return one == other or (one != one and other != other)
+    return isinstance(one, (int, str, bytes, bool, type(None))) and bool(one == other)
+
+
+def _bits(tensor: Any) -> Any:
+    """Not-a-number equals itself here."""
+    plain = tensor.detach().contiguous()
+    return plain.view(-1).view(torch.uint8) if plain.numel() and not plain.is_complex() else plain
+
+
+def _generators() -> dict[int, str]:
+    """The state of every generator there is: torch's global one, and all that Python's collector can find."""
+    kinds: tuple[type, ...] = (random.Random,)
+    states = {0: str(torch.get_rng_state().numpy().tobytes())}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kinds += (numpy.random.Generator, numpy.random.RandomState)
+        states[1] = _state(numpy.random.mtrand._rand)
+    return states | {id(one): _state(one) for one in gc.get_objects() if issubclass(type(one), kinds)}
+
+
+def _state(generator: Any) -> str:
+    if isinstance(generator, random.SystemRandom):
+        return ""  # it has none: the system's own numbers are watched for
+    if isinstance(generator, random.Random):
+        return str(hash(generator.getstate()))
+    state = generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
+    parts = state.items() if isinstance(state, dict) else state
+    return " ".join(str(getattr(part, "tobytes", lambda part=part: part)()) for part in parts)
+
+
+class _Draws:
+    """Torch's generators are not the collector's to find, so every operation that draws is watched for."""
+
+    def __init__(self) -> None:
+        outer = self
+        self.seen = ""
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if torch.Tag.nondeterministic_seeded in function.tags:
+                    outer.seen = outer.seen or str(function.overloadpacket)
+                return function(*args, **(kwargs or {}))
+
+        self._mode = Mode()
+
+    def __enter__(self) -> _Draws:
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
+
+
+class _Calls:
+    """Calls of C functions that give another answer each time."""
+
+    def __init__(self) -> None:
+        self.seen = ""
+
+    def __enter__(self) -> _Calls:
+        telling: dict[Callable[..., Any], str] = {time.time: "time", time.time_ns: "time_ns", os.urandom: "urandom"}
+
+        def saw(frame: Any, event: str, function: Any) -> None:
+            if event == "c_call" and not self.seen:
+                with contextlib.suppress(TypeError):  # not every callable can be looked up
+                    self.seen = telling.get(function, "")
+
+        sys.setprofile(saw)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        sys.setprofile(None)

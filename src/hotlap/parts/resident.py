@@ -1,0 +1,106 @@
+"""Samples that stay in memory once they have been loaded. The first epoch fills the store from the batches it draws
+anyway; from then on batches are gathered from it, in the sampler's own order.
+
+    store = Resident(dataset)
+    for index, batch in ...:          # while the first epoch runs
+        store.keep(index, batch)
+    batch = store.batch(index)        # what the loader would have given
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from hotlap.parts.purity import same
+
+_CHECKED_EVERY = 16  # batches; and never more than this share of the time:
+_CHECK_SHARE = 0.01
+
+
+class Changed(Exception):
+    """A sample is no longer what was kept of it."""
+
+
+class Refused(Exception):
+    """These batches cannot be kept, with the reason."""
+
+
+class Resident:
+    """The samples of one map-style data set as tensors, one row each. `limit_bytes` bounds what it takes."""
+
+    def __init__(self, dataset: Any, limit_bytes: int, pinned: bool = False) -> None:
+        self._dataset, self._limit, self._pinned = dataset, limit_bytes, pinned
+        self._length = len(dataset)
+        self._has = torch.zeros(self._length, dtype=torch.bool)
+        self._rows: list[Any] = []
+        self._shape: Any = None  # of the batch as a structure
+        self._count = self._drawn = 0
+        self._check_at, self._check_time = _CHECKED_EVERY, 0.0
+
+    @property
+    def share(self) -> float:
+        """How much of the data set is kept by now."""
+        return self._count / self._length if self._length else 0.0
+
+    @property
+    def bytes(self) -> int:
+        return sum(rows.numel() * rows.element_size() for rows in self._rows)
+
+    def keep(self, index: Sequence[int], batch: Any) -> None:
+        """Take down the rows of a batch that the loader made."""
+        leaves, shape = tree_flatten(batch)
+        places = torch.tensor(index)
+        if not self._rows:
+            self._make(leaves, shape, len(index))
+        if shape != self._shape or any(
+            leaf.shape[1:] != rows.shape[1:] or leaf.dtype != rows.dtype
+            for leaf, rows in zip(leaves, self._rows, strict=True)
+        ):
+            raise Refused("its samples are not all of one shape")
+        for leaf, rows in zip(leaves, self._rows, strict=True):
+            rows[places] = leaf
+        self._has[places] = True
+        self._count = int(self._has.sum())
+
+    def batch(self, index: Sequence[int]) -> Any:
+        """The batch the loader would have made. A sample that is not kept yet is loaded now."""
+        places = torch.tensor(index)
+        if self._count < self._length:
+            for missing in places[~self._has[places]].tolist():
+                self.keep([missing], torch.utils.data.default_collate([self._dataset[missing]]))
+        self._drawn += 1
+        if self._drawn >= self._check_at and time.monotonic() >= self._check_time:
+            self._check(index[self._drawn % len(index)])
+        found = [self._gathered(rows, places) for rows in self._rows]
+        return tree_unflatten(found, self._shape)
+
+    def _gathered(self, rows: Any, places: Any) -> Any:
+        if not self._pinned:
+            return rows.index_select(0, places)
+        out = torch.empty((len(places), *rows.shape[1:]), dtype=rows.dtype, pin_memory=True)
+        return torch.index_select(rows, 0, places, out=out)
+
+    def _check(self, index: int) -> None:
+        """Now and then, for ever: a sample is loaded again and must be what is kept."""
+        start = time.monotonic()
+        fresh = tree_leaves(torch.utils.data.default_collate([self._dataset[index]]))
+        if not same(fresh, [rows[index : index + 1] for rows in self._rows]):
+            raise Changed(f"sample {index} is no longer what it was")
+        now = time.monotonic()
+        self._check_at, self._check_time = self._drawn + _CHECKED_EVERY, now + (now - start) / _CHECK_SHARE
+
+    def _make(self, leaves: list[Any], shape: Any, size: int) -> None:
+        if not leaves or not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in leaves):
+            raise Refused("its batches hold more than tensors")
+        if any(len(leaf) != size or leaf.is_cuda or leaf.layout is not torch.strided for leaf in leaves):
+            raise Refused("its batches are not one row a sample in main memory")
+        needed = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) * self._length
+        if needed > self._limit:
+            raise Refused(f"it would take {needed / 2**30:.1f} GiB, more than {self._limit / 2**30:.1f} GiB")
+        self._rows = [torch.empty((self._length, *leaf.shape[1:]), dtype=leaf.dtype) for leaf in leaves]
+        self._shape = shape

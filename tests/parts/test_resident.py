@@ -1,0 +1,224 @@
+"""Kept samples: the very batches python would have seen, epoch after epoch, or none of it."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+
+from hotlap.catalogue.resident_dataset import ResidentDataset
+from hotlap.observe.joints import Joints
+from hotlap.observe.patch import Patch
+from hotlap.parts.purity import same, why_impure
+from hotlap.parts.resident_loader import serves, why_not
+
+
+class Squares(Dataset):
+    """Pure; `reads` counts in this process only."""
+
+    def __init__(self, length: int = 37) -> None:
+        self.length, self.reads, self.offset = length, 0, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int):
+        return {"x": torch.full((3,), float(index) ** 2 + self.offset), "y": index}
+
+
+class Drawing(Squares):
+    def __init__(self, draw) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def __getitem__(self, index: int):
+        return super().__getitem__(index) | {"z": float(self.draw())}
+
+
+@pytest.fixture
+def kept():
+    """The technique in force; `kept.withdrawn` says why it gave up."""
+    joints = Joints()
+    patch = Patch(joints)
+    ResidentDataset().apply(patch, {})
+    yield joints
+    patch.undo()
+
+
+def epochs(number: int = 3, stop: int = 0, dataset: Dataset | None = None, **options) -> list[list]:
+    """What so many epochs deliver, and one number drawn after each from the script's own generator."""
+    torch.manual_seed(1)
+    loader = DataLoader(Squares() if dataset is None else dataset, **({"batch_size": 8} | options))
+    found = []
+    for _ in range(number):
+        drawn = []
+        for count, batch in enumerate(loader, 1):
+            drawn.append([batch["x"].tolist(), batch["y"].tolist(), batch["x"].dtype, batch["y"].dtype])
+            if count == stop:
+                break
+        found.append([drawn, torch.rand(1).item()])
+    found.append(serves(loader))
+    return found
+
+
+OPTIONS = [
+    {},
+    {"shuffle": True},
+    {"shuffle": True, "drop_last": True},
+    {"shuffle": True, "num_workers": 2},
+    {"shuffle": True, "num_workers": 2, "persistent_workers": True},
+    {"sampler": RandomSampler(range(37), replacement=True, num_samples=74)},
+    {"shuffle": True, "generator": torch.Generator},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
+def test_the_same_batches_in_the_same_order(options: dict, request: pytest.FixtureRequest) -> None:
+    def fresh() -> dict:
+        return options | {"generator": torch.Generator().manual_seed(3)} if "generator" in options else options
+
+    *expected, served = epochs(4, **fresh())
+    assert not served
+    joints = request.getfixturevalue("kept")
+    *found, served = epochs(4, **fresh())
+    assert found == expected
+    assert served and joints.withdrawn == []
+
+
+def test_an_epoch_left_early(request: pytest.FixtureRequest) -> None:
+    """Batches that workers had made ahead are thrown away, and must not be taken for those of the next epoch."""
+    kinds = ({}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True})
+    expected = [epochs(6, stop=3, shuffle=True, **options)[:-1] for options in kinds]
+    request.getfixturevalue("kept")
+    assert [epochs(6, stop=3, shuffle=True, **options)[:-1] for options in kinds] == expected
+
+
+def test_batches_are_the_callers_own(kept) -> None:
+    loader = DataLoader(Squares(), batch_size=8)
+    for _ in range(3):
+        for batch in loader:
+            assert batch["x"][0, 0] == batch["y"][0] ** 2
+            batch["x"].zero_()
+    assert serves(loader)
+
+
+TORCHS, NUMPYS = torch.Generator(), numpy.random.default_rng(1)
+DRAWS = {
+    "torch": lambda: torch.rand(1),
+    "torch, own generator": lambda: torch.rand(1, generator=TORCHS),
+    "random": random.random,
+    "random, own": random.Random(1).random,
+    "numpy": numpy.random.rand,
+    "numpy, own": numpy.random.default_rng(1).random,
+    "rarely": lambda: NUMPYS.random() < 1e-9,
+    "the clock": lambda: int(time.time()) // 1000,
+    "secrets": lambda: secrets.randbelow(2**60) < 1,
+    "another numpy each time": lambda: numpy.random.default_rng().random() < 0,
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_what_is_drawn_is_never_kept(kept, draw) -> None:
+    loader = DataLoader(Drawing(draw), batch_size=8)
+    for _ in range(3):
+        list(loader)
+    assert not serves(loader)
+    assert len(kept.withdrawn) == 1 and "resident" not in kept.withdrawn[0]
+
+
+def test_purity_is_judged_in_a_process_of_its_own() -> None:
+    class Deadly(Squares):
+        def __getitem__(self, index: int):
+            import os
+
+            os._exit(1)
+
+    class Raising(Squares):
+        def __getitem__(self, index: int):
+            raise KeyError(index)
+
+    assert why_impure(Squares(), [0, 5, 36]) is None
+    assert "ended the process" in (why_impure(Deadly(), [0]) or "")
+    assert "KeyError" in (why_impure(Raising(), [0]) or "")
+    state = torch.get_rng_state()
+    assert why_impure(Drawing(lambda: torch.rand(1)), [0]) is not None
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_data_set_that_changes_between_epochs_goes_on_as_it_was(kept) -> None:
+    dataset = Squares()
+    loader = DataLoader(dataset, batch_size=8)
+    for epoch in range(4):
+        dataset.offset = 10 * (epoch // 2)
+        seen = torch.cat([batch["x"][:, 0] for batch in loader])
+        assert seen.tolist() == [float(i) ** 2 + dataset.offset for i in range(37)]
+    assert "changed between two epochs" in kept.withdrawn[0]
+
+
+def test_a_sample_that_changes_unseen_is_found_by_loading_it_again(kept) -> None:
+    """No batch is lost when that happens: the rest of the epoch is made as the loader would."""
+    table = torch.arange(640.0)  # not an attribute of the data set, so its state does not tell
+
+    class Hidden(Dataset):
+        def __len__(self) -> int:
+            return len(table)
+
+        def __getitem__(self, index: int):
+            return {"x": table[index].clone()}
+
+    loader = DataLoader(Hidden(), batch_size=8)
+    list(loader)
+    table += 1
+    drawn = [batch["x"] for batch in loader]
+    assert len(drawn) == 80 and torch.equal(drawn[-1], table[-8:])
+    assert "no longer what it was" in kept.withdrawn[0]
+    assert torch.equal(torch.cat([batch["x"] for batch in loader]), table)
+
+
+def test_what_is_ruled_out() -> None:
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    data = Squares()
+    assert why_not(DataLoader(data)) is None
+    assert "iterable" in str(why_not(DataLoader(Endless())))
+    assert "collates" in str(why_not(DataLoader(data, collate_fn=lambda items: items)))
+    assert "collates" in str(why_not(DataLoader(data, batch_size=None)))
+    assert "endless" in str(why_not(DataLoader(data, sampler=RandomSampler(data, True, num_samples=int(1e10)))))
+
+
+def test_batches_that_cannot_be_kept(kept) -> None:
+    class Words(Squares):
+        def __getitem__(self, index: int):
+            return str(index), index
+
+    class Ragged(Squares):
+        def __getitem__(self, index: int):
+            return torch.zeros(index + 1)
+
+    assert [len(list(DataLoader(Words(), batch_size=8))) for _ in range(2)] == [5, 5]
+    assert [len(list(DataLoader(Ragged(), batch_size=1))) for _ in range(2)] == [37, 37]
+    assert all("more than tensors" in why or "one shape" in why for why in kept.withdrawn)
+
+
+def test_too_large_is_left_alone() -> None:
+    from hotlap.parts.resident import Refused, Resident
+
+    store = Resident(TensorDataset(torch.zeros(1000, 1000)), limit_bytes=1 << 20)
+    with pytest.raises(Refused, match="GiB"):
+        store.keep([0, 1], [torch.zeros(2, 1000)])
+
+
+def test_same() -> None:
+    nan = float("nan")
+    assert same({"a": [torch.tensor(nan), nan, 1, "x"]}, {"a": [torch.tensor(nan), nan, 1, "x"]})
+    assert not same(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    assert not same(torch.tensor(0.0), torch.tensor(-0.0))
+    assert not same(object(), object())
+    assert same(numpy.arange(3), numpy.arange(3)) and not same(numpy.arange(3), numpy.arange(4))
