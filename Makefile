@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test check docs results bench clean
 
 demo: $(READY)  ## tune a bundled example end to end; SCRIPT=yours.py tunes yours
 	@BIN=$(BIN) bash tools/demo $(SCRIPT)
@@ -12,14 +12,18 @@ demo: $(READY)  ## tune a bundled example end to end; SCRIPT=yours.py tunes your
 test: $(READY)  ## the whole suite
 	@$(BIN)/python -m pytest
 
-check: $(READY)  ## lint, types, docs up to date
+check: $(READY)  ## lint, types, docs and results up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python tools/docs.py --check
+	@$(BIN)/python tools/results.py --check
 
 docs: $(READY)  ## write what is generated from the catalogue
 	@$(BIN)/python tools/docs.py
+
+results: $(READY)  ## write the README's table from the raw records
+	@$(BIN)/python tools/results.py
 
 bench: $(READY)  ## what watching costs, by alternation
 	@$(BIN)/python bench/overhead.py

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 import tempfile
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,6 +116,7 @@ def tune(
     plans.read(target.path), proofs.read(target.path)  # what cannot be kept is said before minutes are spent
     wishes = Wishes(_seconds(budget), None, allow == "different", allow_network, accept_writes)
     chosen, left_out = _chosen(only, skip)
+    _end_tidily_when_told_to()
     with LiveTrials(console, wishes.budget_seconds) as live:
         result, plan, evidence = measured(target, chosen, left_out, wishes, live)
     if plan is not None and evidence is not None:
@@ -263,6 +265,7 @@ def verify(
     if evidence is None:
         raise HotlapError(f"there is no proof of the plan for {target} in {proofs.FILE}: `hotlap tune` writes one")
     wishes = Wishes(speed, allow_network, accept_writes)
+    _end_tidily_when_told_to()
     with LiveTrials(console) as live:
         result = verified(target, plan, plan.choices(_find), evidence, wishes, live)
     console.print()
@@ -418,6 +421,11 @@ def _check_writable(folder: str, advice: str) -> None:
             pass
     except OSError as error:
         raise HotlapError(f"{folder} cannot be written ({error.strerror}): {advice}") from None
+
+
+def _end_tidily_when_told_to() -> None:
+    """A scheduler's SIGTERM ends trials and removes their folder, as Ctrl-C does; nothing is kept."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def _say(sentence: str) -> None:

@@ -43,7 +43,7 @@ class CudnnBenchmark(Technique):
         return Parity.EQUIVALENT
 
     def seen(self, run: Run) -> bool | None:
-        return run.cudnn_benchmark if run.device == "cuda" else None
+        return run.searches_kernels if run.device == "cuda" else None
 
     def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
         if not any("Conv" in layer for root in run.roots for layer in root.layers):

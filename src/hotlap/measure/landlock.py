@@ -10,8 +10,9 @@ import ctypes
 import os
 import struct
 import sys
-import tempfile
 from collections.abc import Sequence
+
+from hotlap.measure import scratch
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on x86_64 and aarch64
 _VERSION, _PATH_BENEATH = 1, 1
@@ -71,11 +72,11 @@ def available() -> str | None:
     """None if the seal holds here, else why not. Tried for real in a process that is thrown away."""
     if not abi():
         return "the kernel has no Landlock"
-    with tempfile.TemporaryDirectory(prefix="hotlap-") as inside, tempfile.TemporaryDirectory(prefix="hotlap-") as out:
+    with scratch.folder() as inside, scratch.folder() as outside:
         child = os.fork()
         if child == 0:
             try:
-                os._exit(_probe(inside, out))
+                os._exit(_probe(inside, outside))
             finally:
                 os._exit(3)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 
 from hotlap.errors import HotlapError
+from hotlap.measure import scratch
 from hotlap.measure.bench import is_disturbed
 from hotlap.measure.bound import bound
 from hotlap.measure.candidates import Candidate, consider
@@ -61,7 +61,7 @@ def profile(
 ) -> tuple[ProfileReport, int, list[Event]]:
     """The report, the exit code the script would have had, and the raw events where they are wanted."""
     target.check()
-    folder = tempfile.mkdtemp(prefix="hotlap-profile-")
+    folder = scratch.make()
     try:
         order = Order(
             name=target.name,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 from hotlap.errors import HotlapError
-from hotlap.measure import landlock
+from hotlap.measure import landlock, scratch
 
 Kind = Literal["namespace", "redirect", "none"]
 
@@ -186,28 +186,24 @@ def available(allow_network: bool = False) -> str | None:
     """None if a sandbox can be had here, else why not. Tried for real in a process that is thrown away."""
     if not sys.platform.startswith("linux"):
         return f"{sys.platform} has no mount namespaces"
-    scratch, shared = tempfile.mkdtemp(prefix="hotlap-"), tempfile.mkdtemp(prefix="hotlap-")
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            probe = os.path.join(tempfile.gettempdir(), f"hotlap-probe-{os.getpid()}")
-            enter(scratch, [shared], folders_to_protect(os.getcwd(), probe), allow_network)
-            _write(probe, "x")
-            _write(os.path.join(shared, "seen"), "x")
-            os.write(write, f"ok {probe}".encode())
-        except BaseException as error:
-            os.write(write, str(error).encode()[:500])
-        os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as file:
-        answer = file.read()
-    came_through = os.path.exists(os.path.join(shared, "seen"))
-    if came_through:
-        os.unlink(os.path.join(shared, "seen"))
-    os.rmdir(shared)
-    os.rmdir(scratch)
+    with scratch.folder() as view, scratch.folder() as shared:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                probe = os.path.join(tempfile.gettempdir(), f"hotlap-probe-{os.getpid()}")
+                enter(view, [shared], folders_to_protect(os.getcwd(), probe), allow_network)
+                _write(probe, "x")
+                _write(os.path.join(shared, "seen"), "x")
+                os.write(write, f"ok {probe}".encode())
+            except BaseException as error:
+                os.write(write, str(error).encode()[:500])
+            os._exit(0)
+        os.close(write)
+        os.waitpid(child, 0)
+        with os.fdopen(read) as file:
+            answer = file.read()
+        came_through = os.path.exists(os.path.join(shared, "seen"))
     if not answer.startswith("ok "):
         return answer or "the probe died"
     if os.path.exists(answer[3:]):

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import json
 import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 from hotlap.errors import HotlapError
-from hotlap.measure import network
+from hotlap.measure import network, scratch
 from hotlap.measure.order import Order, own_process
 from hotlap.observe.ledger import read_events
 from hotlap.observe.record import Snapshot, complete
 from hotlap.observe.run import Run
 from hotlap.records import from_json, to_json
 
-_PREFIX = "hotlap-trials-"
 _GRACE_SECONDS = 15.0  # beyond a trial's own limit, before the server itself counts as hung
 
 
@@ -50,8 +45,8 @@ class Trials:
     """A fork server and the folder where it exchanges orders and records. Use as a context manager."""
 
     def __init__(self) -> None:
-        _sweep()
-        self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+        scratch.sweep()
+        self.folder = scratch.make()
         self._server: subprocess.Popen[str] | None = None
         self._count = 0
 
@@ -129,14 +124,6 @@ class Trials:
             return {"status": None, "seconds": order.limit_seconds}
         answer: dict[str, Any] = json.loads(lines[0])
         return answer
-
-
-def _sweep() -> None:
-    """Remove what tunings that were killed outright could not remove themselves."""
-    for path in glob.glob(os.path.join(tempfile.gettempdir(), f"{_PREFIX}*")):
-        owner = os.path.basename(path)[len(_PREFIX) :].split("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _text(folder: str, name: str) -> str:

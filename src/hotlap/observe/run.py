@@ -241,7 +241,7 @@ class Run:
     withdrawn: list[str] = field(default_factory=list)  # techniques that raised when applied, with the reason
     script_compiles: bool = False
     matmul_precision: str = "highest"  # what float32 matrix products may use: "highest", "high" (TF32), "medium"
-    cudnn_benchmark: bool = False
+    searches_kernels: bool = False  # torch.backends.cudnn.benchmark
     deterministic: bool = False  # asked of torch, or of cuDNN
 
     def share(self, *names: str) -> float:

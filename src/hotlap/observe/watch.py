@@ -373,7 +373,7 @@ class Watch:
             withdrawn=withdrawn or [],
             script_compiles=self._compiles,
             matmul_precision=torch.get_float32_matmul_precision(),
-            cudnn_benchmark=torch.backends.cudnn.benchmark,
+            searches_kernels=torch.backends.cudnn.benchmark,
             deterministic=torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
             trouble=self.trouble,
         )

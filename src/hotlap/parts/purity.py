@@ -23,8 +23,8 @@ _TELLING = {"time": "the clock", "urandom": "the system's random numbers", "time
 
 
 def why_impure(dataset: Any, indices: Sequence[int]) -> str | None:
-    """The reason why samples may not be kept, or None. Reads some of them again and again, in a forked process: what is looked
-    for there cannot be taken back, and a data set that hangs or dies must not take the training with it."""
+    """The reason why samples may not be kept, or None. Reads some of them three times, in a forked process: a data set
+    that hangs or dies must not take the training with it."""
     if not hasattr(os, "fork"):
         return "purity cannot be tested on this system"
     reading, writing = os.pipe()

@@ -1,0 +1,92 @@
+"""The README's table of results comes from the raw records alone: nothing is left out, nothing stale passes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import results
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bench" / "results" / "tune").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("before\n<!-- results -->\n<!-- /results -->\nafter\n")
+    for name in ("photos", "chars"):
+        shutil.copy(ROOT / "bench" / "results" / f"{name}-h200.json", tmp_path / "bench" / "results")
+    monkeypatch.setattr(sys, "argv", ["results.py"])
+    return tmp_path
+
+
+def changed(path: Path, to: Path, **values: object) -> None:
+    to.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def rows(root: Path) -> list[list[str]]:
+    lines = (root / "README.md").read_text().splitlines()
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines if line.startswith("| `") or ": `" in line]
+
+
+def test_gains_and_failures_are_both_shown(root: Path) -> None:
+    assert results.main(root) == 0
+    photos, chars = rows(root)
+    assert photos[0].endswith("`examples/photos.py`") and photos[1] == "1 x NVIDIA H200, 16 cores"
+    assert photos[2:4] == ["61.6 -> 10.1 ms", "6.1x (4.5 to 8.4)"]
+    assert photos[4] == "loader-workers (num_workers 14), sample-cache"
+    assert photos[5:8] == ["18", "2026-11-15", "2.11.0"]
+    assert chars[2:4] == ["6.20 ms", "nothing"]
+    assert "mixed-precision 0.85x" in chars[4] and "1.21x (0.95 to 1.54), not shown" in chars[4]
+    text = (root / "README.md").read_text()
+    assert text.startswith("before\n") and text.endswith("after\n")
+
+
+def test_public_scripts_go_by_the_name_of_their_record(root: Path) -> None:
+    beside = root / "bench" / "results"
+    changed(beside / "photos-h200.json", beside / "tune" / "pytorch-cifar-h200.json", script="main.py")
+    changed(beside / "chars-h200.json", beside / "tune" / "mingpt-h200.json", cut_short=True, rejected=[])
+    assert results.main(root) == 0
+    names = {row[0].removeprefix("| "): row[3:5] for row in rows(root)}
+    assert names["pytorch-cifar: `main.py`"][0].startswith("6.1x")
+    assert names["mingpt: `examples/chars.py`"] == ["not decided", "nothing; nothing was worth a trial"]
+
+
+def test_a_stale_table_is_red(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    results.main(root)
+    monkeypatch.setattr(sys, "argv", ["results.py", "--check"])
+    assert results.main(root) == 0
+    record = root / "bench" / "results" / "photos-h200.json"
+    changed(record, record, before_seconds=0.07)
+    before = (root / "README.md").read_text()
+    assert results.main(root) == 1
+    assert "make results" in capsys.readouterr().out and (root / "README.md").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"speedup": None}, "it has no interval"),
+        ({"before_seconds": None}, "it has no time of a step"),
+        ({"facts": {"hardware": ""}}, "it lacks parts of a tune report"),
+        ({"kind": "overhead"}, "is not a report of hotlap"),
+        ({"version": 0}, "version 0"),
+    ],
+)
+def test_a_record_without_its_row_is_an_error(root: Path, values, expected: str, capsys) -> None:
+    record = root / "bench" / "results" / "photos-h200.json"
+    changed(record, record, **values)
+    assert results.main(root) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "photos-h200.json" in said and expected in said
+
+
+def test_without_its_marks_nothing_passes(root: Path) -> None:
+    (root / "README.md").write_text("no marks\n")
+    assert results.main(root) == 2
