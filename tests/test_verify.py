@@ -190,7 +190,7 @@ def verified(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> 
 @pytest.mark.parametrize(
     ("technique", "words", "code"),
     [
-        ("slightly-larger-learning-rate", "optimizer update difference, largest", 1),
+        ("slightly-larger-learning-rate", "settings that differ", 1),
         ("shuffled-labels", "batches that differ", 1),
         ("breaks", "could not be applied", 1),
         ("does-nothing", "still the same training", 0),

@@ -7,6 +7,7 @@ from hotlap.technique import Family, Parity, Technique, Try
 
 class Planted(Technique):
     family = Family.COMPUTE
+    applies_to = ("cnn", "mlp", "transformer")  # of `networks`
 
     def parity(self, run):
         return Parity.EQUIVALENT
@@ -50,6 +51,11 @@ class WrongWeightDecay(_OptimizerSetting):
         group["weight_decay"] = 0.0
 
 
+class MomentumOff(_OptimizerSetting):
+    def change(self, group):
+        group.update({"betas": (0.0, group["betas"][1])} if "betas" in group else {"momentum": 0.0})
+
+
 class SkipsTheLastBatch(Planted):
     def apply(self, patch, setting):
         def built(proceed, loader, bound):
@@ -76,6 +82,31 @@ class StaleBatches(Planted):
         patch.at(patch.joints.batch_drawn, drawn)
 
 
+class RepeatsABatch(Planted):
+    """One batch comes twice, once; none is lost."""
+
+    def apply(self, patch, setting):
+        seen = []
+
+        def drawn(proceed, iterator):
+            seen.append(seen[-1] if len(seen) == 7 else proceed(iterator))
+            return seen[-1]
+
+        patch.at(patch.joints.batch_drawn, drawn)
+
+
+class DrawsWithReplacement(Planted):
+    def apply(self, patch, setting):
+        import torch
+
+        def built(proceed, loader, bound):
+            given = bound.arguments
+            given["shuffle"], given["sampler"] = None, torch.utils.data.RandomSampler(given["dataset"], True)
+            proceed(loader, bound)
+
+        patch.at(patch.joints.loader_built, built)
+
+
 class ShuffledLabels(Planted):
     def apply(self, patch, setting):
         def drawn(proceed, iterator):
@@ -85,30 +116,96 @@ class ShuffledLabels(Planted):
         patch.at(patch.joints.batch_drawn, drawn)
 
 
-class LossNotUnscaled(Planted):
+class _LossScale(Planted):
     def apply(self, patch, setting):
-        patch.at(patch.joints.loss_known, lambda proceed, loss, *rest, **k: proceed(loss * 1024, *rest, **k))
+        def known(proceed, loss, *rest, **named):
+            return proceed(loss * self.scale, *rest, **named)
+
+        patch.at(patch.joints.loss_known, known)
 
 
-class DropoutOff(Planted):
+class LossNotUnscaled(_LossScale):
+    scale = 1024
+
+
+class LossSlightlyScaled(_LossScale):
+    scale = 1.1
+
+
+class LabelSmoothing(Planted):
+    def apply(self, patch, setting):
+        import torch
+
+        original = torch.nn.functional.cross_entropy
+        patch.set(torch.nn.functional, "cross_entropy", lambda x, y: original(x, y, label_smoothing=0.1))
+
+
+class _DropoutRate(Planted):
     def apply(self, patch, setting):
         import torch
 
         def found(root):
             for module in root.modules():
-                if isinstance(module, torch.nn.Dropout):
-                    module.p = 0.0
+                if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+                    module.p = self.changed(module.p)
 
         patch.at(patch.joints.root_found, found)
 
 
+class DropoutOff(_DropoutRate):
+    def changed(self, p):
+        return 0.0
+
+
+class WeakerDropout(_DropoutRate):
+    def changed(self, p):
+        return 0.6 * p  # 0.5 -> 0.3
+
+
+class _Dropout(Planted):
+    """Inside the function that all modules call: no module's settings tell."""
+
+    def apply(self, patch, setting):
+        import torch
+
+        for name in ("dropout", "dropout2d"):
+            patch.set(torch.nn.functional, name, self.changed(getattr(torch.nn.functional, name)))
+
+
+class DropoutLeftOut(_Dropout):
+    def changed(self, original):
+        return lambda x, p=0.5, training=True, inplace=False: x
+
+
+class DropoutWeakerInside(_Dropout):
+    def changed(self, original):
+        return lambda x, p=0.5, training=True, inplace=False: original(x, 0.6 * p, training)
+
+
+class DropoutDrawsOthers(_Dropout):
+    """Right: the same dropout, as another memory layout or a compiler would draw it."""
+
+    def changed(self, original):
+        import torch
+
+        def dropout(x, p=0.5, training=True, inplace=False):
+            shape = x.shape if original.__name__ == "dropout" else (*x.shape[:2], 1, 1)
+            own = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
+            kept = torch.rand(shape, generator=own) >= p
+            return x * kept / (1 - p) if training else x
+
+        return dropout
+
+
 class FrozenBatchNorm(Planted):
+    applies_to = ("cnn", "mlp")
+
     def apply(self, patch, setting):
         import torch
 
         def call(proceed, root, args, kwargs):
             for module in root.modules():
-                if isinstance(module, torch.nn.BatchNorm1d):
+                if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
             return proceed(root, args, kwargs)
 
@@ -122,15 +219,48 @@ class GradientsNotZeroed(Planted):
         patch.set(torch.optim.Optimizer, "zero_grad", lambda self, set_to_none=True: None)
 
 
+class SwappedForItsLike(Planted):
+    """Right: another class in the place of a module, and no dropout module by that name."""
+
+    def apply(self, patch, setting):
+        import torch
+
+        class Thinning(torch.nn.Module):
+            def __init__(self, rate):
+                super().__init__()
+                self.rate = rate
+
+            def forward(self, x):
+                return torch.nn.functional.dropout(x, self.rate, self.training)
+
+        def found(root):
+            for module in list(root.modules()):
+                for name, child in list(module.named_children()):
+                    if type(child) is torch.nn.Dropout:
+                        setattr(module, name, Thinning(child.p))
+
+        patch.at(patch.joints.root_found, found)
+
+
 WRONG = [
     DoubledLearningRate,
     SlightlyLargerLearningRate,
     WrongWeightDecay,
+    MomentumOff,
     SkipsTheLastBatch,
     StaleBatches,
+    RepeatsABatch,
+    DrawsWithReplacement,
     ShuffledLabels,
     LossNotUnscaled,
+    LossSlightlyScaled,
+    LabelSmoothing,
     DropoutOff,
+    DropoutLeftOut,
+    WeakerDropout,
     FrozenBatchNorm,
     GradientsNotZeroed,
 ]
+RIGHT = [DoesNothing, DropoutDrawsOthers, SwappedForItsLike]
+# Beside draws that are others anyway, what each of these does is looked for between two samples only.
+BESIDE_OTHER_DRAWS = [DropoutWeakerInside, LossSlightlyScaled, LabelSmoothing, LossNotUnscaled]

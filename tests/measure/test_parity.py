@@ -6,85 +6,130 @@ from pathlib import Path
 
 import planted
 import pytest
+from networks import NETWORKS, script
 
 from hotlap.catalogue import find
 from hotlap.measure.order import Order
 from hotlap.measure.parity import STEPS, judge
 from hotlap.technique import Choice, Parity
 
-SCRIPT = """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed({seed})
-centres = torch.randn(4, 16)
-labels = torch.randint(0, 4, (150,))
-data = TensorDataset(centres[labels] + torch.randn(150, 16), labels)
-model = torch.nn.Sequential(
-    torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(32, 4)
-)
-optimizer = torch.optim.{optimizer}(model.parameters(), lr={lr}, weight_decay=0.01{more})
-for epoch in range(20):
-    for x, y in DataLoader(data, batch_size=16, shuffle=True):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # hides the scale of a loss from the optimizer
-        optimizer.step()
-"""
-VARIANTS = {"sgd": ("SGD", 0.05, ", momentum=0.9"), "adamw": ("AdamW", 0.01, "")}
+SEEDS = 5
 
 
-@pytest.fixture(scope="module", params=[("sgd", 0), ("adamw", 1)], ids=lambda p: f"{p[0]}-{p[1]}")
-def judged(request, trials, tmp_path_factory):
-    """`judged(technique, level) -> checks`: reference and repeat are run once a variant."""
-    name, seed = request.param
-    folder = tmp_path_factory.mktemp(name)
-    path = folder / "train.py"
-    path.write_text(SCRIPT.format(seed=seed, **dict(zip(("optimizer", "lr", "more"), VARIANTS[name], strict=True))))
-    store = trials.exchange(f"parity-{name}-{seed}")
+class Judging:
+    """Runs the reference of a network and seed once, and holds what is asked against it."""
 
-    def run(role, choices=()):
+    def __init__(self, trials, folder: Path) -> None:
+        self._trials, self._folder = trials, folder
+        self._references: dict[str, tuple] = {}
+
+    def __call__(self, network: str, seed: int, *choices: Choice, level=Parity.EQUIVALENT):
+        name = f"{network}-{seed}"
+        path = self._folder / f"{name}.py"
+        if name not in self._references:
+            path.write_text(script(network, seed))
+            self._references[name] = self._run(path, "reference"), self._run(path, "candidate")
+        return judge(level, *self._references[name], self._run(path, "candidate", choices))
+
+    def _run(self, path: Path, role, choices=()):
         order = Order(
-            name=str(path), cwd=str(folder), steps=STEPS, parity=role, parity_folder=store, limit_seconds=60,
-            choices=[choice.to_json() for choice in choices],
+            name=str(path), cwd=str(self._folder), steps=STEPS, parity=role, limit_seconds=60,
+            parity_folder=self._trials.exchange(path.stem), choices=[choice.to_json() for choice in choices],
         )  # fmt: skip
-        trial = trials.run(order)
+        trial = self._trials.run(order)
         assert trial.parity is not None, trial.log
         assert not trial.run.withdrawn, trial.run.withdrawn
         return trial.parity
 
-    reference, repeat = run("reference"), run("candidate")
-    return lambda choice, level=Parity.EQUIVALENT: judge(level, reference, repeat, run("candidate", [choice]))
+
+@pytest.fixture(scope="module")
+def judged(trials, tmp_path_factory) -> Judging:
+    return Judging(trials, tmp_path_factory.mktemp("networks"))
 
 
 def failures(checks) -> list[str]:
     return [f"{check.what}: {check.figure:.3g} ({check.limit})" for check in checks if not check.passed]
 
 
-@pytest.mark.parametrize("wrong", planted.WRONG, ids=lambda kind: kind.__name__)
-def test_what_is_wrong_is_rejected(judged, wrong) -> None:
-    assert failures(judged(Choice(wrong(), {}))), f"{wrong.__name__} went through"
+def figure(checks, what: str):
+    return next((check for check in checks if what in check.what), None)
+
+
+# Each fault meets another seed on each network; bench/faults.py takes every fault over every seed.
+FAULTS = [
+    pytest.param(network, (row + column) % SEEDS, wrong, id=f"{wrong.__name__}-{network}")
+    for row, wrong in enumerate(planted.WRONG)
+    for column, network in enumerate(NETWORKS)
+    if network in wrong.applies_to
+]
+
+
+@pytest.mark.parametrize(("network", "seed", "wrong"), FAULTS)
+def test_what_is_wrong_is_rejected(judged, network, seed, wrong) -> None:
+    assert failures(judged(network, seed, Choice(wrong(), {}))), f"{wrong.__name__} went through"
 
 
 @pytest.mark.parametrize("level", [Parity.IDENTICAL, Parity.EQUIVALENT])
 def test_doing_nothing_passes(judged, level) -> None:
-    checks = judged(Choice(planted.DoesNothing(), {}), level)
+    checks = judged("mlp", 0, Choice(planted.DoesNothing(), {}), level=level)
     assert failures(checks) == []
-    assert any("forced" in check.what and check.figure >= 4 for check in checks)
+    assert figure(checks, "forced").figure >= 4
+    assert figure(checks, "draws") is None, "the same draws need no second look"
 
 
-@pytest.mark.parametrize(
-    ("name", "setting"),
-    [("fused-optimizer", {}), ("loader-workers", {"num_workers": 2}), ("mixed-precision", {"dtype": "bfloat16"})],
-)
-def test_what_is_right_passes(judged, name, setting) -> None:
-    assert failures(judged(Choice(find(name), setting))) == []
+RIGHT = [("fused-optimizer", {}), ("loader-workers", {"num_workers": 2}), ("mixed-precision", {"dtype": "bfloat16"})]
+
+
+@pytest.mark.parametrize(("name", "setting"), RIGHT)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_what_is_right_passes(judged, network, name, setting) -> None:
+    assert failures(judged(network, 1, Choice(find(name), setting))) == []
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_another_class_in_the_place_of_a_module_passes(judged, network) -> None:
+    assert failures(judged(network, 2, Choice(planted.SwappedForItsLike(), {}))) == []
 
 
 def test_rounding_is_not_identical(judged) -> None:
     """The strict level must be able to fail on something that is merely equivalent."""
-    assert failures(judged(Choice(find("mixed-precision"), {"dtype": "bfloat16"}), Parity.IDENTICAL))
+    bf16 = Choice(find("mixed-precision"), {"dtype": "bfloat16"})
+    assert failures(judged("mlp", 0, bf16, level=Parity.IDENTICAL))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_other_draws_pass_where_the_script_draws(judged, network) -> None:
+    other = Choice(planted.DropoutDrawsOthers(), {})
+    checks = judged(network, 3, other)
+    assert failures(checks) == []
+    assert figure(checks, "spread of the loss").figure > 0
+    assert failures(judged(network, 3, other, level=Parity.IDENTICAL)), "bit for bit means the same draws"
+
+
+def test_dropout_in_another_memory_layout_passes(judged) -> None:
+    checks = judged("cnn", 4, Choice(find("channels-last"), {}))
+    assert failures(checks) == []
+    assert figure(checks, "spread of the loss") is not None
+
+
+@pytest.mark.parametrize("network", ["cnn", "mlp"])
+def test_dropout_left_out_has_no_spread(judged, network) -> None:
+    """No setting of a module tells: only that losses at one state are all the same."""
+    checks = judged(network, 3, Choice(planted.DropoutLeftOut(), {}))
+    assert figure(checks, "settings").passed
+    assert figure(checks, "spread of the loss").figure == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [planted.LossNotUnscaled, planted.LabelSmoothing])
+def test_a_fault_beside_other_draws_is_rejected(judged, wrong) -> None:
+    assert failures(judged("cnn", 3, Choice(planted.DropoutDrawsOthers(), {}), Choice(wrong(), {})))
+
+
+def test_settings_are_named_and_epoch_ends_counted(judged) -> None:
+    checks = judged("mlp", 0, Choice(planted.DoubledLearningRate(), {}))
+    assert "lr of optimizer 0: 0.01 -> 0.02 at step 1" in figure(checks, "settings").what
+    assert figure(checks, "epoch ends").what == "epoch ends that differ, of 3"
+    assert figure(checks, "epoch ends").passed
 
 
 def test_augmentation_is_lined_up_between_worker_counts(trials, tmp_path: Path) -> None:

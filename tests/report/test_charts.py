@@ -106,6 +106,14 @@ def test_many_trials_and_long_curves_stay_small() -> None:
     assert sum(map(len, charts.svgs(report).values())) < 400_000
 
 
+def test_the_band_of_other_seeds_is_drawn_and_named_where_there_is_one() -> None:
+    report = samples.tune()
+    with_band = charts.svgs(report)["losses"]
+    assert "script with other seeds" in with_band and "other seeds move the script" in with_band
+    without = charts.svgs(replace(report, losses_spread=[]))["losses"]
+    assert "seeds" not in without and len(without) < len(with_band)
+
+
 def test_a_users_matplotlib_settings_change_nothing() -> None:
     import matplotlib
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from hotlap.measure.order import Order
+from hotlap.measure.order import Role as ParityRole
 from hotlap.measure.pace import pace
 from hotlap.measure.parity import SEED
 from hotlap.measure.stats import level
@@ -62,6 +63,7 @@ class Bench:
         self._trials, self._order, self._listener = trials, order, listener
         self._seconds, self._steps_at_least = trial_seconds, 24
         self._crowded: set[str] = set()
+        self.epoch_steps = 0  # of the shortest training epoch, where trials can see past it
         self._trained_seconds = 0.0  # what the script itself needed in its latest trial
         self.times: list[TrialTimes] = []
         self.hosts: list[str] = []  # that any trial tried to reach
@@ -83,7 +85,7 @@ class Bench:
         wanted = min(steps) + 24
         if wanted * level(run.step_seconds) > _EPOCH_ALLOWANCE * self._seconds:
             return False
-        self._steps_at_least = max(self._steps_at_least, wanted)
+        self._steps_at_least, self.epoch_steps = max(self._steps_at_least, wanted), min(steps)
         return True
 
     def time(self, plan: Sequence[Choice], label: str, role: Role) -> Timed | Untimed:
@@ -102,7 +104,9 @@ class Bench:
             return timing  # disturbances only ever slow down; a screening claims nothing, so the better one counts
         return again
 
-    def parity(self, plan: Sequence[Choice], label: str, role: str, folder: str, steps: int) -> Trial:
+    def parity(
+        self, plan: Sequence[Choice], label: str, role: ParityRole, folder: str, steps: int, seed: int = SEED
+    ) -> Trial:
         self._listener.started(label, "parity")
         order = dataclasses.replace(
             self._order,
@@ -110,7 +114,7 @@ class Bench:
             steps=steps,
             parity=role,
             parity_folder=folder,
-            seed=SEED,
+            seed=seed,
         )
         trial = self._run(order)
         self._listener.ended(label, "parity", trial.ending)

@@ -15,6 +15,7 @@ from collections import deque
 from typing import Any, NoReturn
 
 from hotlap.measure import network
+from hotlap.measure.draws import DRAWS
 from hotlap.measure.order import Order
 from hotlap.measure.refusal import refused
 from hotlap.measure.witness import Witness
@@ -57,7 +58,7 @@ class Recorder:
         if order.closely:
             self.scrutiny = Scrutiny(patch, watch, order.folder)
         if order.parity:
-            self.witness = Witness(patch, order.parity_folder, order.parity, order.seed)
+            self.witness = Witness(patch, order.parity_folder, order.parity, order.seed, order.steps)
         return watch
 
     def stepped(self, count: int) -> None:
@@ -100,6 +101,8 @@ class Recorder:
         """Whether the timed steps are done; a run to its end gets its closer look on the way."""
         order = self.order
         long_enough = order.seconds and count >= order.steps_at_least and trained > order.seconds
+        if self.witness is not None:
+            return self.witness.is_done or count >= order.steps + 2 * DRAWS
         too_long = order.seconds_at_most and trained > order.seconds_at_most
         if self.scrutiny is not None and not order.steps and not order.seconds and count >= _LOOK_AFTER:
             self._is_looking()

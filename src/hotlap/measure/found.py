@@ -21,6 +21,9 @@ class Found:
     not_tried: list[NotTried] = field(default_factory=list)
     ablation: list[Ablation] = field(default_factory=list)
     checks: list[ParityCheck] = field(default_factory=list)
+    losses_before: list[float] = field(default_factory=list)  # in the parity runs, their randomness lined up
+    losses_after: list[float] = field(default_factory=list)
+    losses_spread: list[list[float]] = field(default_factory=list)
     comparison: Comparison | None = None
     baselines: list[float] = field(default_factory=list)
     plans: list[float] = field(default_factory=list)  # levels of the plan in confirmation

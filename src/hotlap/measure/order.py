@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 def own_process(module: str, *arguments: str) -> list[str]:
     """The command that runs a module's `main` without the folder we stand in on its path: what lies there may be named
     like something hotlap imports."""
     return [sys.executable, "-c", f"import sys; sys.path.pop(0); from {module} import main; main()", *arguments]
+
+
+Role = Literal["reference", "candidate", "other seed"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Order:
     allow_network: bool = False
     watched: bool = True
     closely: bool = False  # also watch host syncs, copies, how batches are made, layers and memory
-    parity: str | None = None  # "reference" stores forced steps, "candidate" is held against them
+    parity: Role | None = None  # what the witness is there for, if there is one
     parity_folder: str = ""
     seed: int = 0
     real: bool = False  # the user's own run, in its own terminal: it ends as the script ends

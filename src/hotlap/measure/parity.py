@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
+from hotlap.measure import census
+from hotlap.measure.draws import DRAWS
 from hotlap.report.findings import ParityCheck
 from hotlap.technique import Parity
 
-STEPS = 24  # how long a witness watches: past the last forced step
+STEPS = 24  # how long a witness compares: past the last forced step
 SEED = 1  # what randomness is lined up from, on both sides
 FORCED = "forced steps compared"
+_IN_COMMON = 0.95  # label smoothing on the same draws showed more; with some draws the same 0.7 was seen
+_SPREADS = 1e-5  # of the loss: less is not chance, but rounding
 
 
 def judge(
@@ -18,30 +23,115 @@ def judge(
 ) -> list[ParityCheck]:
     """Hold a candidate's evidence against the reference's. `repeat` is the reference run a second time: it says how
     far the script is from itself."""
-    checks = [_check_batches(reference, candidate)]
     figures = candidate["figures"]
     forced = len({figure["step"] for figure in figures if "gradient" in figure})
-    checks.append(ParityCheck(FORCED, float(forced), ">= 2", forced >= 2))
+    checks = [
+        _check_batches(reference, candidate),
+        _check_epoch_ends(reference, candidate),
+        _check_settings(reference, candidate),
+        ParityCheck(FORCED, float(forced), ">= 2", forced >= 2),
+    ]
     if level is Parity.IDENTICAL:
         limits = {name: _largest(repeat["figures"], name) for name in ("loss", "gradient", "update")}
         for name, words in (("loss", "loss"), ("gradient", "gradient"), ("update", "optimizer update")):
             seen, limit = _largest(figures, name), 3 * limits[name]
             checks.append(ParityCheck(f"{words} difference, largest", seen, f"<= {limit:.0e}", seen <= limit))
-    else:  # limits between what bf16 shows (loss 8e-4 on a batch of 16) and the smallest fault (1.7e-3)
-        loss, scale = _median(figures, "loss"), _median(figures, "projection", 1.0)
-        cosine, update = _median(figures, "cosine", 1.0), _largest(figures, "update")
-        checks += [
-            ParityCheck("loss difference, median", loss, "<= 1e-03", loss <= 1e-3),
-            ParityCheck("gradient scale, median", scale, "0.98 .. 1.02", 0.98 <= scale <= 1.02),
-            ParityCheck("gradient cosine, median", cosine, ">= 0.995", cosine >= 0.995),
-            ParityCheck("optimizer update difference, largest", update, "<= 1e-04", update <= 1e-4),
-        ]
+        return checks + _check_norms(reference, candidate, 0.02, 0.05)
+    update = _largest(figures, "update")
+    checks.append(ParityCheck("optimizer update difference, largest", update, "<= 1e-04", update <= 1e-4))
     # Adaptive optimizers amplify rounding into their updates, and the probe has already judged those: wider there.
-    for column, words, reach in ((1, "gradient", 0.02), (2, "update", 0.05)):
-        ratio = _norm_ratio(reference["norms"], candidate["norms"], column)
+    plain = _check_steps(figures) + _check_norms(reference, candidate, 0.02, 0.05)
+    if not all(check.passed for check in plain) and (over_draws := _check_draws(reference, candidate)):
+        return checks + over_draws + _check_norms(reference, candidate, 0.1, 0.1, STEPS)
+    return checks + plain
+
+
+def _check_steps(figures: list[dict[str, float]]) -> list[ParityCheck]:
+    """One draw against the same draw: limits between what bf16 shows (loss 8e-4 on a batch of 16) and the smallest
+    fault (1.7e-3)."""
+    loss, scale, cosine = _median(figures, "loss"), _median(figures, "projection", 1.0), _median(figures, "cosine", 1.0)
+    return [
+        ParityCheck("loss difference, median", loss, "<= 1e-03", loss <= 1e-3),
+        ParityCheck("gradient scale, median", scale, "0.98 .. 1.02", 0.98 <= scale <= 1.02),
+        ParityCheck("gradient cosine, median", cosine, ">= 0.995", cosine >= 0.995),
+    ]
+
+
+def _check_draws(reference: dict[str, Any], candidate: dict[str, Any]) -> list[ParityCheck]:
+    """Draws of both at one state, as two samples. Nothing where the script draws nothing, and nothing where its draws
+    and the candidate's rise and fall together: then these are the same draws, and what differs is something else."""
+    pairs = [pair for pair in zip(_columns(reference), _columns(candidate), strict=False) if _spreads(pair[0])]
+    if not pairs or (common := max(_correlation(*pair) for pair in pairs)) >= _IN_COMMON:
+        return []
+    ratio = max((statistics.stdev(b) / statistics.stdev(a) for a, b in pairs), key=_unlikeness)
+    shift = max((_shift(a, b) for a, b in pairs), key=abs)
+    scale, reach = _scale(reference["along"], candidate["along"])
+    over = f"over {DRAWS} draws at one state"
+    return [
+        ParityCheck("other random draws, correlation with the script's", common, f"< {_IN_COMMON}", True),
+        ParityCheck(f"spread of the loss {over}, ratio", ratio, "0.50 .. 2.00", 0.5 <= ratio <= 2.0),
+        ParityCheck(f"mean loss {over}, in standard errors", shift, "-4 .. 4", abs(shift) < 4),
+        ParityCheck(f"gradient scale {over}", scale, f"{1 - reach:.2f} .. {1 + reach:.2f}", abs(scale - 1) <= reach),
+    ]
+
+
+def _columns(evidence: dict[str, Any]) -> list[list[float]]:
+    """For each backward of a step its losses over all draws; none unless all draws were made, and finite."""
+    draws = evidence["draws"]
+    is_whole = len(draws) == DRAWS and all(math.isfinite(loss) for losses in draws for loss in losses)
+    return [list(column) for column in zip(*draws, strict=False)] if is_whole else []
+
+
+def _spreads(losses: list[float]) -> bool:
+    return statistics.stdev(losses) > _SPREADS * abs(statistics.fmean(losses))
+
+
+def _correlation(ours: list[float], theirs: list[float]) -> float:
+    return statistics.correlation(ours, theirs) if len(set(theirs)) > 1 else 0.0
+
+
+def _unlikeness(ratio: float) -> float:
+    return abs(math.log(ratio)) if ratio > 0 else math.inf
+
+
+def _shift(ours: list[float], theirs: list[float]) -> float:
+    """In pairs, since some of the draws may be the same on both sides."""
+    differences = [b - a for a, b in zip(ours, theirs, strict=True)]
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return statistics.fmean(differences) / max(error, 1e-30)
+
+
+def _scale(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """How long the candidate's gradients are along the script's, and how far from 1 chance may take that: by the
+    scatter of the script's own, since a wrong scale would widen the candidate's."""
+    usual = statistics.fmean(ours)
+    error = statistics.stdev(ours) * math.sqrt(2 / len(ours)) / max(abs(usual), 1e-30)
+    return statistics.fmean(theirs) / (usual or 1e-30), max(0.02, 4 * error)
+
+
+def _check_norms(
+    reference: dict[str, Any], candidate: dict[str, Any], gradient: float, update: float, last: int = 10
+) -> list[ParityCheck]:
+    checks = []
+    for column, words, reach in ((1, "gradient", gradient), (2, "update", update)):
+        ratio = _norm_ratio(reference["norms"], candidate["norms"], column, last)
         bounds = f"{1 - reach:.2f} .. {1 + reach:.2f}"
         checks.append(ParityCheck(f"free-running {words} norm ratio", ratio, bounds, abs(ratio - 1) <= reach))
     return checks
+
+
+def _check_epoch_ends(reference: dict[str, Any], candidate: dict[str, Any]) -> ParityCheck:
+    """After as many batches on both sides. Few were compared where epochs are long: the number says how far it saw."""
+    ours, theirs = reference["epoch_ends"], candidate["epoch_ends"]
+    both = min(len(ours), len(theirs))
+    different = sum(a != b for a, b in zip(ours, theirs, strict=False)) + (abs(len(ours) - len(theirs)) > 1)
+    return ParityCheck(f"epoch ends that differ, of {both}", float(different), "= 0", different == 0)
+
+
+def _check_settings(reference: dict[str, Any], candidate: dict[str, Any]) -> ParityCheck:
+    compared, different = census.differences(reference["census"], candidate["census"])
+    what = f"settings that differ ({different[0]})" if different else "settings that differ"
+    return ParityCheck(f"{what}, of {compared}", float(len(different)), "= 0", not different)
 
 
 def _check_batches(reference: dict[str, Any], candidate: dict[str, Any]) -> ParityCheck:
@@ -61,7 +151,7 @@ def _median(figures: list[dict[str, float]], name: str, missing: float = float("
     return statistics.median(values) if values else missing
 
 
-def _norm_ratio(ours: list[list[float]], theirs: list[list[float]], column: int) -> float:
-    pairs = [(a[column], b[column]) for a, b in zip(ours, theirs, strict=False) if 2 <= a[0] <= 10]
+def _norm_ratio(ours: list[list[float]], theirs: list[list[float]], column: int, last: int) -> float:
+    pairs = [(a[column], b[column]) for a, b in zip(ours, theirs, strict=False) if 2 <= a[0] <= last]
     ratios = [b / a for a, b in pairs if a > 0]
     return statistics.median(ratios) if ratios else 1.0

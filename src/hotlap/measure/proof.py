@@ -14,6 +14,7 @@ from hotlap.report.findings import Ablation
 from hotlap.technique import Choice
 
 PARITY_TRIALS = 2  # what the three, shorter, parity runs cost, in timing trials
+OTHER_SEEDS = 2  # runs of the script for the band round its losses
 
 
 class Proof:
@@ -25,11 +26,13 @@ class Proof:
     ) -> None:  # fmt: skip
         self._bench, self.found, self._budget, self._trial_seconds = bench, found, budget_seconds, trial_seconds
         self._parity_folder, self._alone = parity_folder, alone
+        self._same: Sameness | None = None
 
     def run(self) -> None:
         self._check_parity()
         self.confirm()
         self._ablate()
+        self._spread()
 
     # is it the same training? ---------------------------------------------------------------------------------------
 
@@ -41,8 +44,11 @@ class Proof:
         if trouble is not None:
             self._drop_all(f"parity could not be checked: {trouble.ending}")
             return
+        self._same = same
         if not same.repeats_itself:
             self.found.caveats.append(Caveat.REPEATS_ITSELF_NOT.text())
+        if not same.saw_an_epoch_end and Caveat.NO_EPOCH_END.text() not in self.found.caveats:
+            self.found.caveats.append(Caveat.NO_EPOCH_END.text())
         checks = same.checks(self.found.plan, "plan", self.found.parities)
         if not passed(checks) and len(self.found.plan) > 1:
             for choice in list(self.found.plan):
@@ -52,6 +58,7 @@ class Proof:
             if self.found.plan:
                 checks = same.checks(self.found.plan, "plan", self.found.parities)
         self.found.checks = checks
+        self.found.losses_before, self.found.losses_after = same.reference_losses, same.losses
         if self.found.plan and not passed(checks):
             self._drop_all(f"not the same training: {failure(checks)}")
 
@@ -120,3 +127,12 @@ class Proof:
             return None
         timing = self._bench.time(plan, label, "ablation")
         return statistics.median(self.found.baselines) / timing.level if isinstance(timing, Timed) else None
+
+    # how far are losses apart by chance? ----------------------------------------------------------------------------
+
+    def _spread(self) -> None:
+        """A band for the picture, only with what is left of the budget."""
+        if not self.found.confirmed or self._same is None:
+            return
+        if self._bench.spent + OTHER_SEEDS * self._same.seconds <= self._budget:
+            self.found.losses_spread = self._same.spread(OTHER_SEEDS)

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotlap.measure.bench import Bench
-from hotlap.measure.parity import FORCED, STEPS, judge
+from hotlap.measure.order import Role
+from hotlap.measure.parity import FORCED, SEED, STEPS, judge
 from hotlap.measure.trial import Trial
 from hotlap.report.findings import ParityCheck
 from hotlap.technique import Choice, Parity
+
+_PAST_AN_EPOCH = 4  # steps, so that what happens between two epochs is compared
 
 
 class Sameness:
@@ -19,15 +22,49 @@ class Sameness:
         self._bench, self._folder = bench, folder
         self._reference: dict[str, Any] = {}
         self._repeat: dict[str, Any] = {}
+        self.seconds = 0.0  # that one run takes
+        self.losses: list[float] = []  # of the latest plan that was held against the script
 
     def start(self) -> Trial | None:
         """Run the reference twice. Gives back the run that did not serve, if one did not."""
-        for label, role in (("reference", "reference"), ("reference again", "candidate")):
-            trial = self._bench.parity([], label, role, self._folder, STEPS)
-            if trial.parity is None or not trial.good:
-                return trial
-            self._reference, self._repeat = self._repeat, trial.parity
+        steps = self._steps
+        trial = self._run([], "reference", "reference")
+        if trial.good and trial.run is not None and self._bench.see_past_an_epoch(trial.run) and self._steps > steps:
+            trial = self._run([], "reference, through an epoch", "reference")
+        if trial.parity is None or not trial.good:
+            return trial
+        self._reference, self.seconds = trial.parity, trial.seconds
+        trial = self._run([], "reference again", "candidate")
+        if trial.parity is None or not trial.good:
+            return trial
+        self._repeat = trial.parity
         return None
+
+    @property
+    def _steps(self) -> int:
+        """To compare: past the end of an epoch, where that is affordable."""
+        return max(STEPS, self._bench.epoch_steps + _PAST_AN_EPOCH)
+
+    def _run(self, plan: Sequence[Choice], label: str, role: Role, seed: int = SEED) -> Trial:
+        return self._bench.parity(plan, label, role, self._folder, self._steps, seed)
+
+    @property
+    def saw_an_epoch_end(self) -> bool:
+        return bool(self._reference["epoch_ends"])
+
+    @property
+    def reference_losses(self) -> list[float]:
+        losses: list[float] = self._reference["losses"]
+        return losses
+
+    def spread(self, seeds: int) -> list[list[float]]:
+        """The lowest and highest loss of each step, over the reference and as many runs of it with other seeds."""
+        curves = [self.reference_losses]
+        for seed in range(SEED + 1, SEED + 1 + seeds):
+            trial = self._run([], f"reference, seed {seed}", "other seed", seed)
+            if trial.parity is not None and trial.good:
+                curves.append(trial.parity["losses"])
+        return [[min(losses), max(losses)] for losses in zip(*curves, strict=False)] if len(curves) > 1 else []
 
     @property
     def repeats_itself(self) -> bool:
@@ -41,11 +78,12 @@ class Sameness:
 
     def checks(self, plan: Sequence[Choice], label: str, parities: Mapping[str, Parity]) -> list[ParityCheck]:
         """Run it with this plan and judge: bit for bit only where every technique in it promises that."""
-        trial = self._bench.parity(plan, f"parity of {label}", "candidate", self._folder, STEPS)
+        trial = self._run(plan, f"parity of {label}", "candidate")
         if trial.parity is None or not trial.good:
             return [ParityCheck(f"ended with {trial.ending}", 1.0, "= 0", False)]
         if trial.run is not None and trial.run.withdrawn:  # the script alone would pass in the plan's name
             return [ParityCheck(f"could not be applied: {trial.run.withdrawn[0]}", 1.0, "= 0", False)]
+        self.losses = trial.parity["losses"]
         levels = {parities[choice.technique.id] for choice in plan}
         level = Parity.IDENTICAL if levels == {Parity.IDENTICAL} else Parity.EQUIVALENT
         return judge(level, self._reference, self._repeat, trial.parity)

@@ -23,7 +23,6 @@ from hotlap.measure.search import Search
 from hotlap.measure.trial import Trials
 from hotlap.observe.launch import Target
 from hotlap.observe.machine import Machine
-from hotlap.observe.run import Run
 from hotlap.plan import Entry, Plan, fingerprint
 from hotlap.report.findings import Facts, Kept, NotTried, TuneReport
 from hotlap.technique import Technique
@@ -137,18 +136,15 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         shares_after=after.shares,
         peak_bytes_before=before.peak_bytes,
         peak_bytes_after=after.peak_bytes,
-        losses_before=_thin(before),
-        losses_after=_thin(after) if kept else [],
+        losses_before=found.losses_before,
+        losses_after=found.losses_after if kept else [],
+        losses_spread=found.losses_spread,
         trials=bench.times,
         caveats=found.caveats,
         facts=facts(target, len(bench.times)),
         cut_short=found.cut_short,
         hosts=bench.hosts,
     )
-
-
-def _thin(run: Run, most: int = 500) -> list[float]:
-    return run.losses[:: max(1, len(run.losses) // most)]
 
 
 def _plan(target: Target, found: Found, report: TuneReport) -> Plan | None:

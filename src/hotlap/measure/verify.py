@@ -58,6 +58,7 @@ def verify(
         now = facts(target, 3 + len(bench.times), "verify")
     then = {_name(check.what): check.figure for check in evidence.parity}
     caveats = [] if same.repeats_itself else [Caveat.REPEATS_ITSELF_NOT.text()]
+    caveats += [] if same.saw_an_epoch_end else [Caveat.NO_EPOCH_END.text()]
     caveats += {"none": [Caveat.UNPROTECTED.text()], "redirect": [Caveat.REDIRECTED.text()]}.get(order.sandbox, [])
     return VerifyReport(
         script=str(target),
@@ -86,4 +87,4 @@ def _speed(bench: Bench, choices: Sequence[Choice]) -> tuple[Interval | None, li
 
 def _name(what: str) -> str:
     """The figure without how many there were of it, which differs from run to run."""
-    return re.sub(r", of \d+$", "", what)
+    return re.sub(r"( \(.*\))?, of \d+$", "", what)

@@ -3,87 +3,83 @@
 Curves are nearly blind, so steps are forced: at some steps the reference stores its whole state, its gradient and its
 update; the candidate is put into that state, its loss and gradient are compared, and its optimizer is fed the
 reference's gradient and must make the same update. In between, both run freely and norms are compared. Randomness is
-lined up on both sides, and every batch is fingerprinted."""
+lined up on both sides, every batch is fingerprinted, and settings are noted in every step. A training that draws at
+random ends with several draws at one state."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from hotlap.measure import census, states
+from hotlap.measure.draws import Draws
+from hotlap.measure.lineup import Lineup
+from hotlap.measure.order import Role
+from hotlap.measure.states import gradients, norm, parameters
 from hotlap.observe.anatomy import Trips
 from hotlap.observe.patch import Patch
 
-FORCED_STEPS = (1, 2, 3, 6, 21)
-_PROBE_ELEMENTS = 64 << 20  # larger models are compared on an even sample of their gradient, without the probe
+FORCED_STEPS = (1, 2, 3, 6, 12, 18, 21)  # most of them when what starts late, like compiling, is at work
+_PROBE_ELEMENTS = 64 << 20  # larger models are compared by batches, losses and norms alone
 
 
 class Witness:
-    """Lives in the trial; `role` is "reference" or "candidate"."""
+    """Watches so many steps. A reference stores what candidates are held against; a run with another seed only shows
+    how far losses are apart by chance."""
 
-    def __init__(self, patch: Patch, folder: str, role: str, seed: int) -> None:
-        self._folder, self._role, self._seed = folder, role, seed
-        self._joints = patch.joints
-        self._step, self._draws, self._epochs = 0, 0, 0
+    def __init__(self, patch: Patch, folder: str, role: Role, seed: int, steps: int) -> None:
+        self._folder, self._role, self._steps = folder, role, steps
+        self._lineup = Lineup(patch, seed, shifted=role == "other seed")
+        self._step, self._drawn, self._epochs = 0, 0, 0
         self._trips = Trips()
+        self._sources: dict[int, int] = {}  # by loader its data set, which outlives loaders built for each epoch
         self._forced: dict[str, Any] | None = None  # the reference's record of the step at hand
+        self._draws = Draws(folder, role == "reference")
+        self._is_drawing = self._draws_in_forward = False
+        self.is_done = False
         self._update_number = self._backward_number = 0
         self._optimizers: list[Any] = []
         self._roots: list[Any] = []
         self._before: list[Any] = []
         self._batches: list[str] = []
+        self._epoch_ends: list[int] = []  # after how many batches
         self._losses: list[float] = []
         self._norms: list[list[float]] = []  # step, gradient norm, update norm
         self._figures: list[dict[str, float]] = []
-        _seed_all(seed, 0)
+        self._settings: census.Census = {}
+        self._census: list[census.Census] = []  # for each step what changed since the one before
         joints = patch.joints
         patch.at(joints.loader_started, self._loader_started)
         patch.at(joints.batch_drawn, self._batch_drawn, depth=-2)
         patch.at(joints.root_found, self._roots.append)
+        patch.at(joints.root_called, self._root_called, depth=-2)
         patch.at(joints.optimizer_built, self._optimizer_built)
         patch.at(joints.loss_known, self._loss_known, depth=-2)
         patch.at(joints.weights_updating, self._weights_updating)
         patch.at(joints.weights_updated, self._weights_updated)
-        self._line_up_data(patch)
 
     def evidence(self) -> dict[str, Any]:
         self._close()
+        self._draws.close()
         return {
             "batches": self._batches,
+            "epoch_ends": self._epoch_ends,
             "losses": self._losses,
             "norms": self._norms,
             "figures": self._figures,
+            "census": self._census,
+            "draws": self._draws.losses,
+            "along": self._draws.along,
         }
 
-    # lining up ---------------------------------------------------------------------------------------------------
-
-    def _line_up_data(self, patch: Patch) -> None:
-        """What a data set draws depends on the items asked for alone, not on which process fetches them, and does
-        not move the generators of the training loop."""
-        from torch.utils.data._utils.fetch import _MapDatasetFetcher
-
-        original: Callable[..., Any] = _MapDatasetFetcher.fetch
-
-        def fetch(fetcher: Any, index: Any) -> Any:
-            states = _generator_states()
-            _seed_all(self._seed, hashlib.blake2b(repr(index).encode(), digest_size=4).hexdigest())
-            try:
-                return original(fetcher, index)
-            finally:
-                _restore(states)
-
-        patch.set(_MapDatasetFetcher, "fetch", fetch)
+    # the loop ------------------------------------------------------------------------------------------------------
 
     def _loader_started(self, loader: Any) -> None:
         self._stepped(self._trips.started(id(loader._index_sampler)))
         self._epochs += 1
-        _seed_all(self._seed, f"epoch {self._epochs}")
-
-    # the loop ------------------------------------------------------------------------------------------------------
+        self._lineup.seed(f"epoch {self._epochs}")
 
     def _batch_drawn(self, proceed: Callable[..., Any], iterator: Any) -> Any:
         key = id(iterator._index_sampler)
@@ -92,12 +88,25 @@ class Witness:
             batch = proceed(iterator)
         except StopIteration:
             self._trips.ended(key)
+            self._epoch_ends.append(len(self._batches))
             raise
         self._trips.drew(key)
-        self._draws += 1
+        self._drawn += 1
         self._batches.append(_fingerprint(batch))
-        _seed_all(self._seed, self._draws)
+        self._sources[key] = id(iterator._dataset)
+        if self._is_drawing and self._sources[key] in {self._sources[trainer] for trainer in self._trips.trainers}:
+            batch = self._draws.batch(batch)
+        self._lineup.seed(f"draw {self._draws.number}" if self._is_drawing else self._drawn)
+        self._lineup.mark()
         return batch
+
+    def _root_called(self, proceed: Callable[..., Any], root: Any, args: Any, kwargs: Any) -> Any:
+        """Where the script makes its batches itself, by generators that each step starts alike, draws begin here."""
+        if not self._trips.trainers and self._step > 1:
+            if self._is_drawing and self._draws.fed(_fingerprint((args, kwargs))):
+                self._lineup.seed(f"draw {self._draws.number}")
+            self._lineup.mark()
+        return proceed(root, args, kwargs)
 
     def _optimizer_built(self, proceed: Callable[..., Any], optimizer: Any, bound: Any) -> None:
         proceed(optimizer, bound)
@@ -106,56 +115,63 @@ class Witness:
     def _loss_known(self, proceed: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         self._stepped(False)
         self._trips.trained()
-        if getattr(tensors, "numel", lambda: 0)() == 1:
-            self._losses.append(float(tensors))
+        loss = [float(tensors)] if getattr(tensors, "numel", lambda: 0)() == 1 else []
+        self._note(census.modules(self._roots))
+        if self._role == "reference" and self._forced is not None:
+            self._draws_in_forward |= self._lineup.has_moved
         out = proceed(tensors, *args, **kwargs)
+        if self._is_drawing:
+            self._draws.went_back(loss, gradients(self._all_parameters()))
+            return out
+        self._losses += loss
         if self._forced is not None:
-            self._compare_gradients(self._forced["backwards"])
+            self._compare_gradients(self._forced["backwards"], loss)
         return out
 
-    def _compare_gradients(self, known: list[dict[str, Any]]) -> None:
+    def _compare_gradients(self, known: list[dict[str, Any]], loss: list[float]) -> None:
         """Right after a backward: what the script does to gradients later, such as clipping, would hide their scale."""
-        grads = _gradients([p for optimizer in self._optimizers for p in _parameters(optimizer)])
+        grads = gradients(self._all_parameters())
         if self._role == "reference":
-            known.append({"gradient": [g.cpu().clone() for g in grads], "loss": self._losses[-1:]})
+            known.append({"gradient": [g.cpu().clone() for g in grads], "loss": loss})
         elif self._backward_number < len(known):
             expected = known[self._backward_number]
             theirs = [a.to(b.device) for a, b in zip(expected["gradient"], grads, strict=True)]
-            self._figures.append(_compare(theirs, grads, expected["loss"], self._losses[-1:], self._step))
+            self._figures.append(_compare(theirs, grads, expected["loss"], loss, self._step))
         self._backward_number += 1
 
     def _weights_updating(self, optimizer: Any) -> None:
-        parameters = _parameters(optimizer)
-        grads = _gradients(parameters)
-        self._before = [p.detach().clone() for p in parameters]
-        self._gradient_norm = _norm(grads)
+        trained = parameters(optimizer)
+        grads = gradients(trained)
+        self._before = [p.detach().clone() for p in trained]
+        self._gradient_norm = norm(grads)
+        if optimizer in self._optimizers:
+            self._note(census.optimizer(self._optimizers.index(optimizer), optimizer))
         if self._forced is None:
             return
         if self._role == "reference":
             self._forced["updates"].append({"gradient": [g.cpu().clone() for g in grads]})
         elif self._update_number < len(self._forced["updates"]):
             known = self._forced["updates"][self._update_number]
-            for p, g in zip(parameters, known["gradient"], strict=True):  # the optimizer probe
+            for p, g in zip(trained, known["gradient"], strict=True):  # the optimizer probe
                 if p.grad is not None:
                     p.grad.copy_(g)
 
     def _weights_updated(self, optimizer: Any) -> None:
-        parameters = _parameters(optimizer)
-        moved = [p.detach() - before for p, before in zip(parameters, self._before, strict=True)]
-        if self._forced is None:
-            self._norms.append([self._step, self._gradient_norm, _norm(moved)])
-        elif self._role == "reference":
-            self._forced["updates"][-1]["moved"] = [m.cpu() for m in moved]
-        elif self._update_number < len(self._forced["updates"]):
-            theirs = [m.to(p.device) for m, p in zip(self._known_moves(), parameters, strict=True)]
-            difference = _norm([a - b for a, b in zip(theirs, moved, strict=True)])
-            self._figures.append({"step": float(self._step), "update": difference / max(_norm(theirs), 1e-30)})
+        if not self._is_drawing:
+            self._take_down_update(parameters(optimizer))
         self._update_number += 1
         self._stepped(self._trips.updated(id(optimizer)))
 
-    def _known_moves(self) -> Any:
-        assert self._forced is not None
-        return self._forced["updates"][self._update_number]["moved"]
+    def _take_down_update(self, trained: list[Any]) -> None:
+        moved = [p.detach() - before for p, before in zip(trained, self._before, strict=True)]
+        if self._forced is None:
+            self._norms.append([self._step, self._gradient_norm, norm(moved)])
+        elif self._role == "reference":
+            self._forced["updates"][-1]["moved"] = [m.cpu() for m in moved]
+        elif self._update_number < len(known := self._forced["updates"]):
+            theirs = [m.to(p.device) for m, p in zip(known[self._update_number]["moved"], trained, strict=True)]
+            difference = norm([a - b for a, b in zip(theirs, moved, strict=True)])
+            self._figures.append({"step": float(self._step), "update": difference / max(norm(theirs), 1e-30)})
 
     # forced steps ------------------------------------------------------------------------------------------------
 
@@ -168,14 +184,28 @@ class Witness:
         self._close()
         self._step += 1
         self._update_number = self._backward_number = 0
-        if self._step not in FORCED_STEPS or self._elements() > _PROBE_ELEMENTS:
-            return
+        self._census.append({})
+        if self._step > 1 and not self._trips.trainers:
+            self._lineup.seed(f"step {min(self._step, self._steps + 1)}")  # no draw from a loader will do it
+        if self._step > self._steps:
+            self._draw_again()
+        elif self._step in FORCED_STEPS and self._role != "other seed" and self._can_take_states:
+            self._force()
+
+    def _force(self) -> None:
         if self._role == "reference":
-            self._forced = {"state": self._state(), "backwards": [], "updates": []}
+            self._forced = {"state": states.take(self._optimizers, self._roots), "backwards": [], "updates": []}
         else:
             self._forced = self._load()
             if self._forced is not None and self._step > 1:
-                self._put_into(self._forced["state"])
+                states.put_back(self._forced["state"], self._optimizers, self._roots)
+
+    def _draw_again(self) -> None:
+        """A step of the draws begins, where they have a point: the reference draws too."""
+        if not self._is_drawing:
+            has_point = self._role == "candidate" or self._draws_in_forward
+            self._is_drawing = has_point and self._can_take_states and self._draws.start(self._optimizers, self._roots)
+        self.is_done = not self._is_drawing or not self._draws.next(self._optimizers, self._roots)
 
     def _close(self) -> None:
         """The forced step is over: the reference writes it down."""
@@ -192,60 +222,27 @@ class Witness:
         found: dict[str, Any] | None = torch.load(path, weights_only=False) if os.path.exists(path) else None
         return found
 
-    def _elements(self) -> int:
-        return sum(p.numel() for o in self._optimizers for p in _parameters(o))
+    @property
+    def _can_take_states(self) -> bool:
+        return bool(sum(p.numel() for p in self._all_parameters()) <= _PROBE_ELEMENTS)
 
-    def _state(self) -> dict[str, Any]:
-        """Weights, buffers and optimizer states, as copies in main memory."""
-        return {
-            "weights": [[p.detach().cpu().clone() for p in _parameters(o)] for o in self._optimizers],
-            "buffers": [[b.detach().cpu().clone() for b in r.buffers()] for r in self._roots],
-            "optimizers": [_to_cpu(o.state_dict()) for o in self._optimizers],
-        }
+    def _all_parameters(self) -> list[Any]:
+        return [p for optimizer in self._optimizers for p in parameters(optimizer)]
 
-    def _put_into(self, state: dict[str, Any]) -> None:
-        import torch
-
-        with torch.no_grad():
-            for optimizer, weights in zip(self._optimizers, state["weights"], strict=True):
-                for p, value in zip(_parameters(optimizer), weights, strict=True):
-                    p.copy_(value)
-            for root, buffers in zip(self._roots, state["buffers"], strict=False):
-                for b, value in zip(root.buffers(), buffers, strict=False):
-                    b.copy_(value)
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+    def _note(self, settings: census.Census) -> None:
+        if self._census:
+            self._census[-1] |= {name: value for name, value in settings.items() if self._settings.get(name) != value}
+            self._settings |= settings
 
 
 def _compare(theirs: Any, ours: Any, their_loss: list[float], our_loss: list[float], step: int) -> dict[str, float]:
-    dot = sum(float((a.double() * b.double()).sum()) for a, b in zip(theirs, ours, strict=True))
-    norm, own = _norm(theirs), _norm(ours)
-    figures = {"step": float(step), "projection": dot / max(norm**2, 1e-60), "cosine": dot / max(norm * own, 1e-60)}
-    figures["gradient"] = _norm([a - b for a, b in zip(theirs, ours, strict=True)]) / max(norm, 1e-30)
+    along, length, own = states.dot(theirs, ours), norm(theirs), norm(ours)
+    figures = {"step": float(step), "projection": along / max(length**2, 1e-60)}
+    figures["cosine"] = along / max(length * own, 1e-60)
+    figures["gradient"] = norm([a - b for a, b in zip(theirs, ours, strict=True)]) / max(length, 1e-30)
     if their_loss and our_loss:
         figures["loss"] = abs(our_loss[0] - their_loss[0]) / max(abs(their_loss[0]), 1e-12)
     return figures
-
-
-def _gradients(parameters: list[Any]) -> list[Any]:
-    import torch
-
-    return [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in parameters]
-
-
-def _norm(tensors: list[Any]) -> float:
-    return math.sqrt(sum(float(t.double().pow(2).sum()) for t in tensors))
-
-
-def _parameters(optimizer: Any) -> list[Any]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _to_cpu(state: Any) -> Any:
-    import torch
-    from torch.utils._pytree import tree_map
-
-    return tree_map(lambda v: v.detach().cpu().clone() if isinstance(v, torch.Tensor) else v, state)
 
 
 def _fingerprint(batch: Any) -> str:
@@ -262,29 +259,3 @@ def _fingerprint(batch: Any) -> str:
         else:
             digest.update(repr(leaf).encode() if isinstance(leaf, (int, float, str, bool)) else b"?")
     return digest.hexdigest()
-
-
-def _seed_all(seed: int, about: object) -> None:
-    import torch
-
-    number = int.from_bytes(hashlib.blake2b(f"{seed} {about}".encode(), digest_size=4).digest(), "little")
-    torch.manual_seed(number)
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number)
-
-
-def _generator_states() -> tuple[Any, ...]:
-    import torch
-
-    numpy = sys.modules.get("numpy")
-    return torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy else None
-
-
-def _restore(states: tuple[Any, ...]) -> None:
-    import torch
-
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])

@@ -126,10 +126,10 @@ def legend(axes: Any, handles: list[Any]) -> None:
     )
 
 
-def swatch(label: str, colour: str) -> Any:
+def swatch(label: str, colour: str, alpha: float = 1.0) -> Any:
     from matplotlib.patches import Patch
 
-    return Patch(color=colour, label=label)
+    return Patch(color=colour, label=label, alpha=alpha, linewidth=0 if alpha < 1 else None)
 
 
 def line(label: str, colour: str, style: Any, width: float = 0.8) -> Any:

@@ -81,19 +81,23 @@ def ablation(report: TuneReport) -> Any | None:
 
 
 def losses(report: TuneReport) -> Any | None:
-    """The two loss curves on top of one another."""
+    """The two loss curves on top of one another, over the band that other seeds leave the script in."""
     before, after = canvas.finite_points(report.losses_before), canvas.finite_points(report.losses_after)
     if len(before) < 2 or len(after) < 2:
         return None
     figure, axes = canvas.figure(2.6)
+    handles = [canvas.line("script as it is", BEFORE, "-", 2.4), canvas.line("with the plan", AFTER, "-", 1.1)]
+    low, high = (canvas.finite_points([bounds[end] for bounds in report.losses_spread]) for end in (0, 1))
+    if low and high:
+        numbers, lows = zip(*low, strict=True)
+        axes.fill_between(numbers, lows, [value for _, value in high], color=BEFORE, alpha=0.16, linewidth=0)
+        handles.append(canvas.swatch("script with other seeds", BEFORE, 0.16))
     axes.plot(*zip(*before, strict=True), color=BEFORE, linewidth=2.4, alpha=0.75, solid_capstyle="round")
     axes.plot(*zip(*after, strict=True), color=AFTER, linewidth=1.1)
     axes.grid(axis="y")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
-    canvas.legend(
-        axes, [canvas.line("script as it is", BEFORE, "-", 2.4), canvas.line("with the plan", AFTER, "-", 1.1)]
-    )
+    canvas.legend(axes, handles)
     return figure
 
 
@@ -142,7 +146,8 @@ def captions(report: TuneReport | ProfileReport) -> dict[str, str]:
     return {
         "step": waterfall if report.kept and report.shares_after else "What a step of the script as it is is spent on.",
         "ablation": "Each technique alone, and the plan with it left out.",
-        "losses": "Loss of the script as it is and with the plan, over each other.",
+        "losses": "Loss of the script as it is and with the plan, over each other, with their randomness lined up."
+        + (" The band is how far other seeds move the script." if report.losses_spread else ""),
         "trials": "Step times of every trial after warm-up; the dash is the median of its process.",
     }
 

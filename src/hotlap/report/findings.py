@@ -305,6 +305,7 @@ class TuneReport:
     facts: Facts
     cut_short: bool = False  # stopped, or out of budget: "nothing kept" then says nothing
     hosts: list[str] = field(default_factory=list)  # beyond this machine, that the script tried to reach in trials
+    losses_spread: list[list[float]] = field(default_factory=list)  # lowest and highest of each step, over seeds
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""Three small trainings to plant faults in: a CNN with SGD, an MLP with Adam, a transformer with AdamW."""
+
+from __future__ import annotations
+
+_LOOP = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+torch.manual_seed({seed})
+centres = torch.randn(4, *{shape})
+labels = torch.randint(0, 4, (150,))
+data = TensorDataset(centres[labels] + torch.randn(150, *{shape}), labels)
+{model}
+for epoch in range(40):
+    for x, y in DataLoader(data, batch_size=16, shuffle=True):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        {clip}
+        optimizer.step()
+"""
+_CNN = """
+model = nn.Sequential(
+    nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2),
+    nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout(0.5),
+    nn.Flatten(), nn.Linear(256, 4),
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=0.01)
+"""
+_MLP = """
+model = nn.Sequential(
+    nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
+)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01)
+"""
+_TRANSFORMER = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.block(x).mean(1))
+
+
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.05)
+"""
+_CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # hides the scale of a loss from the optimizer"
+NETWORKS = ("cnn", "mlp", "transformer")
+
+
+def script(network: str, seed: int) -> str:
+    shape, model, clip = {
+        "cnn": ((3, 8, 8), _CNN, _CLIP),
+        "mlp": ((16,), _MLP, "pass"),
+        "transformer": ((6, 16), _TRANSFORMER, _CLIP),
+    }[network]
+    return _LOOP.format(seed=seed, shape=shape, model=model, clip=clip)
