@@ -96,6 +96,7 @@ def tune(
     allow: Annotated[str, typer.Option(help="'different' also tries what makes it another training")] = "",
     allow_network: Annotated[bool, typer.Option(help="let trials use the network")] = False,
     accept_writes: Annotated[bool, typer.Option(help="go on where trials cannot be kept from writing files")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="measure all anew, also what is known")] = False,
 ) -> int:
     """Find the fastest plan that is still the same training, and write it to hotlap.toml."""
     from rich.console import Console
@@ -114,7 +115,8 @@ def tune(
     _check_writable(report, "name another folder with --report")
     _check_writable(os.path.dirname(target.path), "hotlap.toml is written there")
     plans.read(target.path), proofs.read(target.path)  # what cannot be kept is said before minutes are spent
-    wishes = Wishes(_seconds(budget), None, allow == "different", allow_network, accept_writes)
+    where = os.path.abspath(report)
+    wishes = Wishes(_seconds(budget), None, allow == "different", allow_network, accept_writes, where, fresh)
     chosen, left_out = _chosen(only, skip)
     _end_tidily_when_told_to()
     with LiveTrials(console, wishes.budget_seconds) as live:

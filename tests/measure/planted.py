@@ -264,3 +264,31 @@ WRONG = [
 RIGHT = [DoesNothing, DropoutDrawsOthers, SwappedForItsLike]
 # Beside draws that are others anyway, what each of these does is looked for between two samples only.
 BESIDE_OTHER_DRAWS = [DropoutWeakerInside, LossSlightlyScaled, LabelSmoothing, LossNotUnscaled]
+
+
+class SleepsLess(Planted):
+    """A real gain that no busy neighbour can take away."""
+
+    factor = 20
+
+    def apply(self, patch, setting):
+        import time
+
+        real = time.sleep
+        patch.set(time, "sleep", lambda seconds: real(seconds / self.factor))
+
+
+class SleepsLittleLess(SleepsLess):
+    """Lost in the noise, and so rejected."""
+
+    factor = 1.0001
+
+
+class Compiles(Planted):
+    """For shapes that never change, which is not for it to know."""
+
+    def apply(self, patch, setting):
+        import torch
+
+        forward = torch._dynamo.optimize("eager", dynamic=False)(torch.nn.Linear.forward)
+        patch.at(patch.joints.root_called, lambda proceed, root, args, kwargs: forward(root, *args, **kwargs))

@@ -13,10 +13,10 @@ import statistics
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from planted import DoesNothing
 
 from hotlap.measure import stats
 from hotlap.measure.bench import Bench, Timed, is_disturbed
@@ -26,6 +26,7 @@ from hotlap.measure.proof import Proof
 from hotlap.measure.stats import LOOKS, Decision, block_means, calibration_sd, compare, smallest_gain, student_quantile
 from hotlap.observe.run import Run
 from hotlap.report.findings import TrialTimes
+from hotlap.technique import Choice
 
 STATED = 0.01  # false claims a tuning, see stats
 ROUNDS = 2000
@@ -36,7 +37,7 @@ QUIET = {
     "quiet-0.02": 0.02,
     "quiet-0.05": 0.05,
 }  # SD of the logarithm of a level
-PLAN: list[Any] = [SimpleNamespace(technique=SimpleNamespace(id="nothing"), setting={})]
+PLAN = [Choice(DoesNothing(), {})]
 RUN = Run(torch="", device="cpu")
 NOTED = {hit: TrialTimes("", "confirm", "enough", [], 0, 0.0, hit) for hit in (False, True)}
 
@@ -131,7 +132,7 @@ def test_this_loop_decides_as_the_proof_does() -> None:
         gain, weather = (1.0, 1.1, 1.5)[seed % 3], Weather(hit=0.1, noticed=True)
         bench, found = Replay("mlp-cpu", gain, weather, seed), Found(plan=list(PLAN))
         found.baselines = [bench.time([], "the script", "baseline").level for _ in range(2)]  # type: ignore[union-attr]
-        Proof(bench, found, math.inf, 0.0, "", {}).confirm()
+        Proof(bench, found, math.inf, 0.0, "").confirm()
         assert found.confirmed == claims(Replay("mlp-cpu", gain, weather, seed))
 
 

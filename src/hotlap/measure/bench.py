@@ -7,15 +7,18 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from hotlap.measure.known import Known, Recalled
 from hotlap.measure.order import Order
 from hotlap.measure.order import Role as ParityRole
 from hotlap.measure.pace import pace
 from hotlap.measure.parity import SEED
 from hotlap.measure.stats import level
 from hotlap.measure.trial import Trial, Trials
+from hotlap.measure.warmup import recompiles
 from hotlap.observe.run import Run
+from hotlap.records import from_json, to_json
 from hotlap.report.findings import TrialTimes
 from hotlap.technique import Choice
 
@@ -24,6 +27,7 @@ _DISTURBED = 0.05  # run-queue delay as a share of wall clock times threads
 _MOST_HOSTS = 50
 _PATIENCE = 2.0  # a candidate that trains so many times longer than the script did is stopped where it is
 _EPOCH_ALLOWANCE = 4.0  # a trial may be so many times longer to see past the end of an epoch
+_BY_CHANCE = ("hang", "died of signal", "could not be set up")  # endings that another attempt may not have
 
 
 class Listener(Protocol):
@@ -59,12 +63,18 @@ class Untimed:
 class Bench:
     """Runs timing trials of one script and keeps what they showed."""
 
-    def __init__(self, trials: Trials, order: Order, trial_seconds: float, listener: Listener) -> None:
+    def __init__(
+        self, trials: Trials, order: Order, trial_seconds: float, listener: Listener, known: Known | None = None
+    ) -> None:
         self._trials, self._order, self._listener = trials, order, listener
+        self.known = known or Known()
+        self._sources: dict[str, str] = {}  # as the latest trial saw them
+        self.measured = self._kept = 0  # trials run, and how many of them are on record
         self._seconds, self._steps_at_least = trial_seconds, 24
         self._crowded: set[str] = set()
         self.epoch_steps = 0  # of the shortest training epoch, where trials can see past it
         self._trained_seconds = 0.0  # what the script itself needed in its latest trial
+        self.storm = ""  # where the script by itself compiles again and again, which no plan is blamed for
         self.times: list[TrialTimes] = []
         self.hosts: list[str] = []  # that any trial tried to reach
         self.started = time.monotonic()
@@ -75,7 +85,13 @@ class Bench:
 
     @property
     def disturbed_share(self) -> float:
-        return sum(t.disturbed for t in self.times) / len(self.times) if self.times else 0.0
+        ours = [trial.disturbed for trial in self.times if not trial.reused]
+        return sum(ours) / len(ours) if ours else 0.0
+
+    def longest(self, trials: int) -> str:
+        """What so many trials of the script may take, as far as that can be said before the first."""
+        each, limit = self._seconds, self._order.limit_seconds
+        return f"{trials} trials of {each:.1f} s beside its start-up, at most {trials * limit:.0f} s in all"
 
     def see_past_an_epoch(self, run: Run) -> bool:
         """Lengthen trials so that caches fill and the last, smaller batch shows up, where that is affordable."""
@@ -88,9 +104,58 @@ class Bench:
         self._steps_at_least, self.epoch_steps = max(self._steps_at_least, wanted), min(steps)
         return True
 
+    def begin(self, run: Run, baselines: Sequence[float]) -> None:
+        """The baseline is known: what follows is kept, and what is on record can be held against it."""
+        self.known.begin(run, baselines)
+        self.keep("baseline", [], None)
+
+    def recall(self, kind: str, plan: Sequence[Choice], is_timed: bool = True) -> Recalled | None:
+        return self.known.recall(kind, plan, (self._seconds, self._steps_at_least) if is_timed else ())
+
+    def keep(self, kind: str, plan: Sequence[Choice], found: Any) -> None:
+        """On record, together with what it took: every trial since the last that was kept."""
+        trials, self._kept = self.measured - self._kept, self.measured
+        length = (self._seconds, self._steps_at_least)
+        self.known.keep(kind, plan, found, self.spent, trials, length, self._sources)
+
+    def knows(self, plan: Sequence[Choice]) -> bool:
+        """Whether a single trial of it would cost nothing."""
+        return self._recalled(plan) is not None
+
     def time(self, plan: Sequence[Choice], label: str, role: Role) -> Timed | Untimed:
-        """One trial; a disturbed one is repeated once, whichever arm it belongs to. A plan that is disturbed twice in
-        a row crowds the machine by itself: that is its true speed, and it is not repeated again."""
+        """One trial. Where a single one is enough, one on record will do: baselines and pairs are always run."""
+        if role in ("baseline", "confirm"):
+            return self._measured(plan, label, role)
+        known = self._recalled(plan)
+        if known is not None:
+            timing, recalled = known
+            self._listener.started(label, role)
+            day = self.known.use(recalled)
+            if timing.run is not None and day:
+                self.times.append(_times(label, role, timing.ending, timing.run, day))
+            self._listener.ended(label, role, f"{_verdict(timing)}, known{' from ' + day if day else ''}")
+            return timing
+        timing = self._measured(plan, label, role)
+        if isinstance(timing, Timed):
+            self.keep("time", plan, to_json(timing))
+        elif not timing.ending.startswith(_BY_CHANCE):
+            self.keep("time", plan, {"ending": timing.ending, "run": None, "log": ""})
+        return timing
+
+    def _recalled(self, plan: Sequence[Choice]) -> tuple[Timed | Untimed, Recalled] | None:
+        recalled = self.recall("time", plan)
+        if recalled is None:
+            return None
+        if "level" not in recalled.found:
+            return from_json(Untimed, recalled.found), recalled
+        if recalled.scale is None:
+            return None
+        timing = from_json(Timed, recalled.found)
+        return dataclasses.replace(timing, level=recalled.scale * timing.level), recalled
+
+    def _measured(self, plan: Sequence[Choice], label: str, role: Role) -> Timed | Untimed:
+        """A disturbed trial is repeated once, whichever arm it belongs to. A plan that is disturbed twice in a row
+        crowds the machine by itself: that is its true speed, and it is not repeated again."""
         timing = self._once(plan, label, role)
         name = str([str(choice) for choice in plan])
         if not isinstance(timing, Timed) or not self.times[-1].disturbed or name in self._crowded:
@@ -122,6 +187,8 @@ class Bench:
 
     def _run(self, order: Order) -> Trial:
         trial = self._trials.run(order, self._listener.stepped)
+        self.measured += 1
+        self._sources = trial.sources or self._sources
         self.hosts = list(dict.fromkeys([*self.hosts, *trial.hosts]))[:_MOST_HOSTS]
         return trial
 
@@ -137,21 +204,31 @@ class Bench:
         trial = self._run(order)
         timing = _timing(trial)
         run = trial.run
+        storm = recompiles(run) if run is not None else ""
+        if not plan:
+            self.storm = storm
+        elif storm and not self.storm and isinstance(timing, Timed):
+            timing = Untimed(storm, run, trial.log)
         if isinstance(timing, Timed) and not plan:
             self._trained_seconds = sum(timing.run.step_seconds)
         if run is not None:
-            warm = pace(run).warmup_steps if run.step_seconds else 0
-            times = run.step_seconds, warm, run.startup_seconds
-            self.times.append(TrialTimes(label, role, trial.ending, *times, is_disturbed(run)))
-        self._listener.ended(
-            label, role, f"{1e3 * timing.level:.1f} ms" if isinstance(timing, Timed) else timing.ending
-        )
+            self.times.append(_times(label, role, trial.ending, run))
+        self._listener.ended(label, role, _verdict(timing))
         return timing
 
 
 def is_disturbed(run: Run) -> bool:
     """Whether its threads stood runnable but without a core for too long: other work was there too."""
     return run.queue_seconds > _DISTURBED * run.wall_seconds * run.threads
+
+
+def _verdict(timing: Timed | Untimed) -> str:
+    return f"{1e3 * timing.level:.1f} ms" if isinstance(timing, Timed) else timing.ending
+
+
+def _times(label: str, role: Role, ending: str, run: Run, reused: str = "") -> TrialTimes:
+    warm = pace(run).warmup_steps if run.step_seconds else 0
+    return TrialTimes(label, role, ending, run.step_seconds, warm, run.startup_seconds, is_disturbed(run), reused)
 
 
 def _timing(trial: Trial) -> Timed | Untimed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hotlap.observe.run import Run
 from hotlap.technique import CannotHelp, Choice, Needs, Parity, Technique, Try
@@ -54,7 +55,10 @@ def consider(technique: Technique, run: Run, allow_different: bool = False) -> C
     return candidate
 
 
-def partners(candidate: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
+Member = TypeVar("Member", Candidate, Choice)
+
+
+def partners(candidate: Member, others: Iterable[Member]) -> list[Member]:
     """Those whose traits make this one worth more, or the other way round."""
     return [
         other

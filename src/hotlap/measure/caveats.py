@@ -13,13 +13,17 @@ class Caveat(Enum):
         "writes were redirected in Python: programs the script starts could use the network and change file modes"
     )
     SHORT = "the script ends after {steps} steps, so trials were short: give it more epochs for a firmer figure"
-    UNSETTLED = "step times never settled, so whole trials were used: give a larger --budget"
+    UNSETTLED = "step times never settled, or grow on and on: give a larger --budget, or look for what piles up"
+    RECOMPILES = "the script {storm}: give it steady shapes, or torch.compile(dynamic=True)"
     NO_EPOCH_END = "no trial reached the end of an epoch: what happens there was not compared"
     TOO_LARGE = "the model is too large to compare whole states: parity rests on batches, losses and norms"
     INTERRUPTED = "stopped before it was done: what was not proven by then is not kept"
-    NO_ROOM = "the budget left no room to try anything beside the proof: try --budget {budget}"
+    NO_ROOM = "the budget left no room for {count} of the trials beside the proof: try --budget {budget}"
     NOT_CONFIRMED = "the budget ended before the gain was proven by pairs: try --budget {budget}"
     REPEATS_ITSELF_NOT = "the script does not repeat itself bit for bit, so equality is judged by its own spread"
+
+    KNOWN_PROOF = "the proof by pairs is from {day}, and nothing changed since: --fresh measures it again"
+    NOT_KEPT = "what was measured could not be kept for the next tuning ({why}): see to the report folder"
 
     def text(self, **facts: object) -> str:
         return self.value.format(**facts)

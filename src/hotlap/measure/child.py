@@ -20,10 +20,13 @@ from hotlap.measure.order import Order
 from hotlap.measure.refusal import refused
 from hotlap.measure.witness import Witness
 from hotlap.observe.attach import Attached
+from hotlap.observe.compiling import Compiling
 from hotlap.observe.launch import Stopped, Target, execute
 from hotlap.observe.patch import Patch
 from hotlap.observe.scrutiny import Scrutiny
 from hotlap.observe.watch import Watch
+from hotlap.observe.whose import is_users
+from hotlap.plan import fingerprint
 from hotlap.records import from_json, to_json
 from hotlap.technique import Choice
 
@@ -50,6 +53,7 @@ class Recorder:
         self._last_step = self._told = self._noted = self._trained = 0.0
         self._recent: deque[float] = deque(maxlen=32)
         self._look_is_over = False
+        self._compiling = Compiling()
         self.enough = False
 
     def watch(self, patch: Patch) -> Watch:
@@ -65,6 +69,7 @@ class Recorder:
         if self.enough:
             self._put("going-on", "")
             raise Stopped  # swallowed once: say it again
+        self._compiling.step(count)
         now = time.perf_counter()
         self._count_in(now)
         if now - self._told > _PROGRESS_SECONDS:
@@ -122,9 +127,15 @@ class Recorder:
         run: dict[str, Any] | None = None
         if self.attached is not None and self.attached.watch is not None:
             record = self.attached.watch.record(self.attached.withdrawn)
+            record = dataclasses.replace(record, compiled_at=self._compiling.steps)
             run = to_json(self.scrutiny.added_to(record, is_over=True) if self.scrutiny is not None else record)
-        data = {"ending": ending, "run": run, "parity": self.witness.evidence() if self.witness else None}
-        self._put("record.json", json.dumps(data | {"hosts": network.hosts(self.order.folder)}))
+        data: dict[str, Any] = {
+            "ending": ending,
+            "run": run,
+            "parity": self.witness.evidence() if self.witness else None,
+        }
+        data |= {"hosts": network.hosts(self.order.folder), "sources": _sources()}
+        self._put("record.json", json.dumps(data))
 
     def _note(self) -> None:
         assert self.attached is not None and self.attached.watch is not None
@@ -206,6 +217,17 @@ def _attach(recorder: Recorder) -> None:
 
 def _target(order: Order) -> Target:
     return Target(order.name, tuple(order.arguments), order.is_module)
+
+
+def _sources() -> dict[str, str]:
+    """The user's own modules that are loaded, the script among them, each with its content."""
+    found = {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__dict__", {}).get("__file__")  # a lazy module would load on a plain read
+        if isinstance(path, str) and is_users(path):
+            with contextlib.suppress(OSError):
+                found[os.path.abspath(path)] = fingerprint(path)
+    return found
 
 
 def _log(order: Order) -> str:

@@ -38,6 +38,11 @@ class Found:
             words = f"{reason}, together with {others}" if others else reason
             self.rejected.append(Rejected(choice.technique.id, dict(choice.setting), words))
 
+    def accept(self, choice: Choice) -> None:
+        """What was rejected alone may be worth having together with something else."""
+        same = choice.technique.id, dict(choice.setting)
+        self.rejected = [one for one in self.rejected if (one.technique, one.setting) != same]
+
     @property
     def confirmed(self) -> bool:
         return self.comparison is not None and self.comparison.decision is Decision.CLAIM

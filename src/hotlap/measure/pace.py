@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hotlap.measure.stats import level
 from hotlap.measure.warmup import warmup_steps
-from hotlap.observe.run import Run
+from hotlap.observe.run import SHARES, Run
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ def pace(run: Run) -> Pace:
     seconds = [run.step_seconds[number] for number in inner]
     if len(seconds) < 3:
         return Pace(statistics.fmean(run.step_seconds), 0, False)
-    warm = warmup_steps(seconds)
+    busy = _busy(run)
+    warm = warmup_steps(seconds, [busy[number] for number in inner])
     left_out = warm if warm is not None else len(seconds) // 3
     ordinary = level(seconds[left_out:])
     first = inner[left_out]
@@ -35,3 +36,13 @@ def pace(run: Run) -> Pace:
     gaps = [b - a for a, b in zip(run.epoch_starts, run.epoch_starts[1:], strict=False)]
     extra = statistics.median(max(0.0, run.step_seconds[number] - ordinary) for number in late)
     return Pace(ordinary + extra / statistics.median(gaps or [len(run.step_seconds)]), first, warm is not None)
+
+
+def _busy(run: Run) -> list[float]:
+    """Every step without what it waited for data and device, where that is known."""
+    waits = [SHARES.index("wait"), SHARES.index("sync")]
+    if len(run.step_parts) != len(run.step_seconds):
+        return run.step_seconds
+    return [
+        seconds - sum(parts[i] for i in waits) for seconds, parts in zip(run.step_seconds, run.step_parts, strict=True)
+    ]

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hotlap.measure.bench import Bench, Timed
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
-from hotlap.measure.sameness import Sameness, failure, passed
+from hotlap.measure.sameness import Sameness, failure, level_of, passed
 from hotlap.measure.stats import LOOKS, Decision, calibration_sd, compare
-from hotlap.report.findings import Ablation
+from hotlap.observe.run import Run
+from hotlap.records import from_json, to_json
+from hotlap.report.findings import Ablation, ParityCheck, TrialTimes
 from hotlap.technique import Choice
 
 PARITY_TRIALS = 2  # what the three, shorter, parity runs cost, in timing trials
 OTHER_SEEDS = 2  # runs of the script for the band round its losses
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a parity run came to."""
+
+    checks: list[ParityCheck]
+    repeats_itself: bool
+    saw_an_epoch_end: bool
+    losses_before: list[float]
+    losses_after: list[float]
+
+
 class Proof:
     """Works on what a search found, and takes out of it what does not hold."""
 
     def __init__(
-        self, bench: Bench, found: Found, budget_seconds: float, trial_seconds: float, parity_folder: str,
-        alone: Mapping[str, float],
-    ) -> None:  # fmt: skip
+        self, bench: Bench, found: Found, budget_seconds: float, trial_seconds: float, parity_folder: str
+    ) -> None:
         self._bench, self.found, self._budget, self._trial_seconds = bench, found, budget_seconds, trial_seconds
-        self._parity_folder, self._alone = parity_folder, alone
+        self._parity_folder = parity_folder
         self._same: Sameness | None = None
 
     def run(self) -> None:
@@ -40,27 +54,45 @@ class Proof:
         if not self.found.plan:
             return
         same = Sameness(self._bench, self._parity_folder)
-        trouble = same.start()
-        if trouble is not None:
-            self._drop_all(f"parity could not be checked: {trouble.ending}")
-            return
-        self._same = same
-        if not same.repeats_itself:
-            self.found.caveats.append(Caveat.REPEATS_ITSELF_NOT.text())
-        if not same.saw_an_epoch_end and Caveat.NO_EPOCH_END.text() not in self.found.caveats:
-            self.found.caveats.append(Caveat.NO_EPOCH_END.text())
-        checks = same.checks(self.found.plan, "plan", self.found.parities)
+        checks = self._verdict(same, self.found.plan, "plan")
         if not passed(checks) and len(self.found.plan) > 1:
             for choice in list(self.found.plan):
-                alone = same.checks([choice], str(choice), self.found.parities)
+                alone = self._verdict(same, [choice], str(choice))
                 if not passed(alone):
                     self._drop(choice, f"not the same training: {failure(alone)}")
             if self.found.plan:
-                checks = same.checks(self.found.plan, "plan", self.found.parities)
+                checks = self._verdict(same, self.found.plan, "plan")
         self.found.checks = checks
-        self.found.losses_before, self.found.losses_after = same.reference_losses, same.losses
         if self.found.plan and not passed(checks):
             self._drop_all(f"not the same training: {failure(checks)}")
+
+    def _verdict(self, same: Sameness, plan: Sequence[Choice], label: str) -> list[ParityCheck]:
+        """Judged now, or on record for this very plan. Nothing to judge where the script gives no reference."""
+        if not plan:
+            return []
+        kind = f"parity, {level_of(plan, self.found.parities).value}"
+        recalled = self._bench.recall(kind, plan, is_timed=False)
+        if recalled is not None:
+            self._bench.known.use(recalled)
+            verdict = from_json(Verdict, recalled.found)
+        else:
+            trouble = same.start()
+            if trouble is not None:
+                self._drop_all(f"parity could not be checked: {trouble.ending}")
+                return []
+            self._same = same
+            checks = same.checks(plan, label, self.found.parities)
+            curves = same.reference_losses, same.losses
+            verdict = Verdict(checks, same.repeats_itself, same.saw_an_epoch_end, *curves)
+            if len(checks) > 1:  # else it was not judged at all: it may be another time
+                self._bench.keep(kind, plan, to_json(verdict))
+        for is_so, caveat in (
+            (verdict.repeats_itself, Caveat.REPEATS_ITSELF_NOT.text()),
+            (verdict.saw_an_epoch_end, Caveat.NO_EPOCH_END.text()),
+        ):
+            self.found.caveats += [] if is_so or caveat in self.found.caveats else [caveat]
+        self.found.losses_before, self.found.losses_after = verdict.losses_before, verdict.losses_after
+        return verdict.checks
 
     def _drop(self, choice: Choice, reason: str) -> None:
         self.found.plan.remove(choice)
@@ -73,30 +105,12 @@ class Proof:
     # is it really faster? -----------------------------------------------------------------------------------------
 
     def confirm(self) -> None:
-        """Pairs in the order A B B A, judged at the looks. Also gives the A-against-A spread its numbers."""
+        """Pairs in the order A B B A, judged at the looks. Also gives the A-against-A spread its numbers. Pairs that
+        were decided in an earlier tuning are not run again; those it did not finish are."""
         if not self.found.plan:
             return
-        baselines: list[float] = []
-        for pair in range(LOOKS[-1]):
-            if pair >= LOOKS[0] and self._bench.spent + 2 * self._trial_seconds > self._budget:
-                break
-            arms = ("baseline", "plan") if pair % 2 == 0 else ("plan", "baseline")
-            levels = {}
-            for arm in arms:
-                timing = self._bench.time(self.found.plan if arm == "plan" else [], arm, "confirm")
-                if not isinstance(timing, Timed):
-                    self._drop_all(f"in confirmation {arm} ended with {timing.ending}")
-                    return
-                levels[arm] = timing.level
-                if arm == "plan":
-                    self.found.after = timing.run
-            baselines.append(levels["baseline"])
-            self.found.plans.append(levels["plan"])
-            sd = calibration_sd(self.found.baselines + baselines)
-            self.found.comparison = compare(baselines, self.found.plans, sd)
-            if len(baselines) in LOOKS and self.found.comparison.decision is not Decision.GO_ON:
-                break
-        self.found.baselines += baselines
+        if not self._recall_pairs() and not self._run_pairs():
+            return
         if not self.found.confirmed:
             assert self.found.comparison is not None
             shown = self.found.comparison.interval
@@ -107,6 +121,50 @@ class Proof:
                 self.found.cut_short = True
                 self.found.caveats.insert(0, Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s"))
 
+    def _recall_pairs(self) -> bool:
+        recalled = self._bench.recall("pairs", self.found.plan)
+        if recalled is None or recalled.scale is None:
+            return False
+        day, pairs = self._bench.known.use(recalled), recalled.found
+        self.found.comparison = compare(pairs["baselines"], pairs["plans"], pairs["sd"])
+        self.found.baselines += pairs["baselines"]
+        self.found.plans, self.found.after = pairs["plans"], from_json(Run, pairs["after"])
+        for one in pairs["times"]:
+            self._bench.times.append(dataclasses.replace(from_json(TrialTimes, one), reused=day))
+        self.found.caveats.append(Caveat.KNOWN_PROOF.text(day=day))
+        return True
+
+    def _run_pairs(self) -> bool:
+        """False where one of the arms gave no figure."""
+        baselines: list[float] = []
+        first = len(self._bench.times)
+        for pair in range(LOOKS[-1]):
+            if pair >= LOOKS[0] and self._bench.spent + 2 * self._trial_seconds > self._budget:
+                break
+            arms = ("baseline", "plan") if pair % 2 == 0 else ("plan", "baseline")
+            levels = {}
+            for arm in arms:
+                timing = self._bench.time(self.found.plan if arm == "plan" else [], arm, "confirm")
+                if not isinstance(timing, Timed):
+                    self._drop_all(f"in confirmation {arm} ended with {timing.ending}")
+                    return False
+                levels[arm] = timing.level
+                if arm == "plan":
+                    self.found.after = timing.run
+            baselines.append(levels["baseline"])
+            self.found.plans.append(levels["plan"])
+            sd = calibration_sd(self.found.baselines + baselines)
+            self.found.comparison = compare(baselines, self.found.plans, sd)
+            if len(baselines) in LOOKS and self.found.comparison.decision is not Decision.GO_ON:
+                break
+        self.found.baselines += baselines
+        assert self.found.comparison is not None and self.found.after is not None
+        if self.found.comparison.decision is not Decision.GO_ON:
+            times = [to_json(one) for one in self._bench.times[first:]]
+            pairs = {"baselines": baselines, "plans": self.found.plans, "sd": sd, "times": times}
+            self._bench.keep("pairs", self.found.plan, pairs | {"after": to_json(self.found.after)})
+        return True
+
     # what is each worth? --------------------------------------------------------------------------------------------
 
     def _ablate(self) -> None:
@@ -114,16 +172,12 @@ class Proof:
         if not self.found.confirmed:
             return
         for choice in self.found.plan:
-            name = choice.technique.id
-            alone, left_out = self._alone.get(name), None
-            if len(self.found.plan) > 1:
-                rest = [other for other in self.found.plan if other is not choice]
-                left_out = self._ratio(rest, f"without {choice}")
-                alone = alone if alone is not None else self._ratio([choice], f"{choice} alone")
-            self.found.ablation.append(Ablation(name, alone, left_out))
+            rest = [other for other in self.found.plan if other is not choice]
+            left_out = self._ratio(rest, f"without {choice}") if rest else None
+            self.found.ablation.append(Ablation(choice.technique.id, self._ratio([choice], str(choice)), left_out))
 
     def _ratio(self, plan: list[Choice], label: str) -> float | None:
-        if self._bench.spent + self._trial_seconds > self._budget:
+        if self._bench.spent + self._trial_seconds > self._budget and not self._bench.knows(plan):
             return None
         timing = self._bench.time(plan, label, "ablation")
         return statistics.median(self.found.baselines) / timing.level if isinstance(timing, Timed) else None

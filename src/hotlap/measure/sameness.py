@@ -26,18 +26,20 @@ class Sameness:
         self.losses: list[float] = []  # of the latest plan that was held against the script
 
     def start(self) -> Trial | None:
-        """Run the reference twice. Gives back the run that did not serve, if one did not."""
+        """Run the reference twice, if that was not done. Gives back the run that did not serve, if one did not."""
+        if self._reference:
+            return None
         steps = self._steps
         trial = self._run([], "reference", "reference")
         if trial.good and trial.run is not None and self._bench.see_past_an_epoch(trial.run) and self._steps > steps:
             trial = self._run([], "reference, through an epoch", "reference")
         if trial.parity is None or not trial.good:
             return trial
-        self._reference, self.seconds = trial.parity, trial.seconds
+        reference, self.seconds = trial.parity, trial.seconds
         trial = self._run([], "reference again", "candidate")
         if trial.parity is None or not trial.good:
             return trial
-        self._repeat = trial.parity
+        self._reference, self._repeat = reference, trial.parity
         return None
 
     @property
@@ -84,9 +86,12 @@ class Sameness:
         if trial.run is not None and trial.run.withdrawn:  # the script alone would pass in the plan's name
             return [ParityCheck(f"could not be applied: {trial.run.withdrawn[0]}", 1.0, "= 0", False)]
         self.losses = trial.parity["losses"]
-        levels = {parities[choice.technique.id] for choice in plan}
-        level = Parity.IDENTICAL if levels == {Parity.IDENTICAL} else Parity.EQUIVALENT
-        return judge(level, self._reference, self._repeat, trial.parity)
+        return judge(level_of(plan, parities), self._reference, self._repeat, trial.parity)
+
+
+def level_of(plan: Sequence[Choice], parities: Mapping[str, Parity]) -> Parity:
+    levels = {parities[choice.technique.id] for choice in plan}
+    return Parity.IDENTICAL if levels == {Parity.IDENTICAL} else Parity.EQUIVALENT
 
 
 def passed(checks: list[ParityCheck]) -> bool:

@@ -14,11 +14,13 @@ from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.proof import PARITY_TRIALS, Proof
 from hotlap.measure.stats import LOOKS, calibration_sd
+from hotlap.report import figures
 from hotlap.report.findings import NotTried
 from hotlap.technique import Choice, Technique
 
 KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this, and than the noise
 CONFIRM_SHARE = 0.35  # of the budget, kept back for proof
+BASELINES = 3  # a first look, and two that count
 
 
 class Search:
@@ -35,14 +37,15 @@ class Search:
         self._parity_folder, self._listener, self._allow_different = parity_folder, listener, allow_different
         self._trial_seconds = 0.0  # what one trial costs, start-up included
         self._best = 0.0
-        self._alone: dict[str, float] = {}
+        self._unfit: list[str] = []  # what the budget had no room for
         self.found = Found()
 
     def run(self) -> Found:
         try:
             self._baseline()
             self._screen()
-            Proof(self._bench, self.found, self._budget, self._trial_seconds, self._parity_folder, self._alone).run()
+            self._weed()
+            Proof(self._bench, self.found, self._budget, self._trial_seconds, self._parity_folder).run()
         except KeyboardInterrupt:
             self.found.cut_short = True
             self.found.caveats.insert(0, Caveat.INTERRUPTED.text())
@@ -55,6 +58,7 @@ class Search:
 
     def _baseline(self) -> None:
         """A first trial, cold and short, for the record; then two that count."""
+        self._listener.said(f"first the script as it is, {self._bench.longest(BASELINES)}")
         first = self._timed_baseline("the script, a first look")
         if not self._bench.see_past_an_epoch(first.run):
             self.found.caveats.append(Caveat.NO_EPOCH_END.text())
@@ -64,10 +68,13 @@ class Search:
             self.found.caveats.append(Caveat.SHORT.text(steps=last.run.steps))
         if not last.settled:
             self.found.caveats.append(Caveat.UNSETTLED.text())
+        if self._bench.storm:
+            self.found.caveats.append(Caveat.RECOMPILES.text(storm=self._bench.storm))
         self.found.before = last.run
         self.found.baselines = [timing.level for timing in timings]
         self._best = statistics.fmean(self.found.baselines)
         self._trial_seconds = max(timing.seconds for timing in timings)
+        self._bench.begin(last.run, self.found.baselines)
 
     def _timed_baseline(self, label: str) -> Timed:
         timing = self._bench.time([], label, "baseline")
@@ -81,16 +88,10 @@ class Search:
         """Family by family, largest current share first. Within one, each is tried from the same start and the best
         taken in; the others that gained are tried again on top of it, with bounds renewed: once the wait is gone,
         compute matters."""
-        waiting = self._candidates()
-        fit = int(max(0.0, self._until_proof) / self._trial_seconds)
-        self._listener.said(
-            f"a trial takes {self._trial_seconds:.1f} s; {len(waiting)} candidates, room for {fit} trials beside the"
-            f" proof in {self._budget:.0f} s"
-        )
-        if waiting and not fit:
-            wanted = self._bench.spent + (PARITY_TRIALS + 2 * LOOKS[0] + 2 * len(waiting)) * self._trial_seconds
-            self.found.cut_short = True
-            self.found.caveats.insert(0, Caveat.NO_ROOM.text(budget=f"{math.ceil(wanted / 10) * 10}s"))
+        candidates = self._candidates()
+        self._say_what_fits(candidates)
+        slow = [candidate for candidate in candidates if candidate.technique.start_up_seconds]
+        waiting = [candidate for candidate in candidates if candidate not in slow]
         idle: list[Candidate] = []
         while waiting:
             family = max(waiting, key=lambda candidate: candidate.most).technique.family
@@ -114,6 +115,31 @@ class Search:
                 self._refine(best)
                 waiting = self._renewed([*rest, *(entry[2] for entry in better if entry[2] is not best)])
         self._try_partners(idle)
+        self._try_slow_starters(slow, idle)
+        self._say_what_did_not_fit()
+
+    def _say_what_fits(self, waiting: list[Candidate]) -> None:
+        """The arithmetic of the budget, before it is spent."""
+        assert self.found.before is not None
+        attempts = sum(len(candidate.tries) for candidate in waiting)
+        known = sum(self._bench.knows([candidate.choice()]) for candidate in waiting)
+        words = f", {known} known" if known else ""
+        fit = int(max(0.0, self._until_proof) / self._trial_seconds)
+        start_up, trial = self.found.before.startup_seconds, self._trial_seconds
+        self._listener.said(
+            f"start-up {start_up:.1f} s, {1e3 * self._best:.1f} ms a step, {trial:.1f} s a trial;"
+            f" {figures.plural(len(waiting), 'candidate')} ({attempts} with all settings{words}),"
+            f" {min(fit, attempts) if waiting else 0} fit in {self._budget:.0f} s beside parity and proof"
+        )
+
+    def _say_what_did_not_fit(self) -> None:
+        """Then finding nothing says nothing."""
+        if self._unfit:
+            wanted = self._bench.spent + (PARITY_TRIALS + 2 * LOOKS[0] + 2 * len(self._unfit)) * self._trial_seconds
+            budget = max(wanted, 1.2 * self._budget)
+            words = {"count": len(self._unfit), "budget": f"{math.ceil(budget / 10) * 10}s"}
+            self.found.cut_short = True
+            self.found.caveats.insert(0, Caveat.NO_ROOM.text(**words))
 
     def _candidates(self) -> list[Candidate]:
         assert self.found.before is not None
@@ -139,38 +165,44 @@ class Search:
                 self.found.not_tried.append(NotTried(candidate.technique.id, f"with the plan so far: {verdict.reason}"))
         return renewed
 
-    def _trial(self, choices: list[Choice]) -> Timed | None:
+    def _trial(self, choices: list[Choice], start_up_seconds: float = 0.0) -> Timed | None:
         """Time the plan so far plus these. None when that was not possible; the reason is on record."""
         enemy = next((enemy for choice in choices if (enemy := clash(choice, self.found.plan))), None)
         if enemy is not None:
             self.found.reject(choices, f"cannot live with {enemy.technique.id}, which is already in the plan")
             return None
-        start_up = sum(choice.technique.start_up_seconds for choice in choices)
-        if self._until_proof < self._trial_seconds + start_up:
-            for choice in choices:
-                self.found.not_tried.append(NotTried(choice.technique.id, "the budget ended: try a larger --budget"))
+        plan = [*self.found.plan, *choices]
+        start_up_seconds += sum(choice.technique.start_up_seconds for choice in choices)
+        if not self._has_room_for(plan, start_up_seconds=start_up_seconds):
+            self._had_no_room(choices)
             return None
-        timing = self._bench.time([*self.found.plan, *choices], " + ".join(map(str, choices)), "screen")
+        timing = self._bench.time(plan, " + ".join(map(str, choices)), "screen")
         if not isinstance(timing, Timed):
             self.found.reject(choices, timing.ending)
             return None
-        if not self.found.plan and len(choices) == 1:
-            self._alone[choices[0].technique.id] = self._best / timing.level
         return timing
+
+    def _had_no_room(self, choices: list[Choice]) -> None:
+        self._unfit.append(" + ".join(map(str, choices)))
+        for choice in choices:
+            words = f"the budget ended before {self._unfit[-1]}: try a larger --budget"
+            self.found.not_tried.append(NotTried(choice.technique.id, words))
 
     def _keep(self, choices: list[Choice], timing: Timed) -> None:
         for choice in choices:
             self.found.gains[choice.technique.id] = self._best / timing.level
+            self.found.accept(choice)
         self.found.plan += choices
         self._best, self.found.after = timing.level, timing.run
 
     def _refine(self, candidate: Candidate) -> None:
         """Other settings of a winner, while there is room for them."""
         for number in range(1, len(candidate.tries)):
-            if self._until_proof < 2 * self._trial_seconds:
-                return
             choice = candidate.choice(number)
             rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
+            if not self._has_room_for([*rest, choice], trials=2):
+                self._had_no_room([choice])
+                continue
             timing = self._bench.time([*rest, choice], str(choice), "screen")
             if not isinstance(timing, Timed):
                 self.found.reject([choice], timing.ending)
@@ -193,6 +225,47 @@ class Search:
                     self._keep(both, timing)
                 elif timing is not None:
                     self.found.reject(both, _no_gain(self._best / timing.level))
+
+    def _try_slow_starters(self, slow: list[Candidate], idle: list[Candidate]) -> None:
+        """What takes long to get going comes last, on top of the rest, where it has to start the fewest times. Those
+        that did nothing before may do something with it."""
+        for candidate in self._renewed(slow) if self.found.after is not None else slow:
+            timing = None
+            for number in range(len(candidate.tries)):
+                choice = candidate.choice(number)
+                timing = self._trial([choice])
+                if timing is not None and self._best / timing.level >= self._worth_keeping:
+                    self._keep([choice], timing)
+                    break
+                if timing is not None:
+                    self.found.reject([choice], _no_gain(self._best / timing.level))
+            else:
+                continue
+            for partner in partners(candidate, idle):
+                again = [partner.choice()]
+                timing = self._trial(again, start_up_seconds=candidate.technique.start_up_seconds)
+                if timing is not None and self._best / timing.level >= self._worth_keeping:
+                    self._keep(again, timing)
+
+    # 3. is each worth having? ---------------------------------------------------------------------------------------
+
+    def _weed(self) -> None:
+        """Leave each out once, partners together. What the plan is no slower without has to go before the proof: it
+        would be proven along with the rest. A trial made here is the ablation's too."""
+        for choice in list(self.found.plan):
+            if choice not in self.found.plan:
+                continue
+            unit = [choice, *partners(choice, self.found.plan)]
+            rest = [other for other in self.found.plan if other not in unit]
+            if not rest or not self._has_room_for(rest):
+                continue
+            timing = self._bench.time(rest, f"without {' + '.join(map(str, unit))}", "ablation")
+            if isinstance(timing, Timed) and timing.level / self._best < self._worth_keeping:
+                self.found.plan, self._best, self.found.after = rest, timing.level, timing.run
+                self.found.reject(unit, f"worth nothing on top of {' + '.join(map(str, rest))}")
+
+    def _has_room_for(self, plan: list[Choice], trials: int = 1, start_up_seconds: float = 0.0) -> bool:
+        return self._until_proof >= trials * self._trial_seconds + start_up_seconds or self._bench.knows(plan)
 
     @property
     def _worth_keeping(self) -> float:

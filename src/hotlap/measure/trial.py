@@ -35,6 +35,7 @@ class Trial:
     seconds: float
     log: str  # the end of the script's own output
     hosts: list[str] = field(default_factory=list)  # beyond this machine, that the script tried to reach
+    sources: dict[str, str] = field(default_factory=dict)  # the user's modules it imported, each with its content
 
     @property
     def good(self) -> bool:
@@ -145,7 +146,7 @@ def read_trial(folder: str, answer: dict[str, Any], seconds: float) -> Trial:
     if text:
         data = json.loads(text)
         run = from_json(Run, data["run"]) if data["run"] else None
-        return Trial(data["ending"], run, data["parity"], seconds, log, data["hosts"])
+        return Trial(data["ending"], run, data["parity"], seconds, log, data["hosts"], data["sources"])
     status = answer["status"]
     if status is None:
         ending = "hang: no end within its limit"

@@ -9,6 +9,7 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import hotlap
 from hotlap.errors import HotlapError
@@ -17,6 +18,7 @@ from hotlap.measure import sandbox
 from hotlap.measure.bench import Bench, Listener
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
+from hotlap.measure.known import FILE, Known
 from hotlap.measure.order import Order
 from hotlap.measure.parity import FORCED, SEED
 from hotlap.measure.search import Search
@@ -26,6 +28,9 @@ from hotlap.observe.machine import Machine
 from hotlap.plan import Entry, Plan, fingerprint
 from hotlap.report.findings import Facts, Kept, NotTried, TuneReport
 from hotlap.technique import Technique
+
+_FELT = ("OMP_", "MKL_", "CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "ONEDNN_", "DNNL_", "NCCL_")  # variables torch reads
+_LARGE = 10 * 2**20  # a file named in the arguments that is larger is data, not settings
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Wishes:
     allow_different: bool = False
     allow_network: bool = False
     accept_writes: bool = False
+    folder: str = ""  # where trials are kept on record; empty: nowhere
+    fresh: bool = False  # believe nothing that is on record
 
 
 def tune(
@@ -47,7 +54,8 @@ def tune(
     trial_seconds = wishes.trial_seconds or min(10.0, max(1.5, wishes.budget_seconds / 40))
     with Trials() as trials:
         order = dataclasses.replace(order, kept_folder=trials.exchange("compiled"))
-        bench = Bench(trials, order, trial_seconds, listener)
+        known = Known(os.path.join(wishes.folder, FILE) if wishes.folder else "", _conditions(order), wishes.fresh)
+        bench = Bench(trials, order, trial_seconds, listener, known)
         folder = trials.exchange("parity")
         search = Search(bench, techniques, wishes.budget_seconds, folder, listener, wishes.allow_different)
         found = search.run()
@@ -56,6 +64,11 @@ def tune(
         found.caveats.append((Caveat.UNPROTECTED if order.sandbox == "none" else Caveat.REDIRECTED).text())
     if found.before is None:
         raise HotlapError("stopped before the baseline was measured: run it again, or give a smaller --budget")
+    bench.keep("end", [], None)
+    if known.reused:
+        listener.said(_reused(known, bench.measured))
+    if known.trouble:
+        found.caveats.append(Caveat.NOT_KEPT.text(why=known.trouble))
     report = _report(target, found, bench)
     plan = _plan(target, found, report)
     return report, plan, _evidence(found, report, plan) if plan is not None else None
@@ -81,6 +94,21 @@ def order_for(target: Target, allow_network: bool, accept_writes: bool, limit_se
         allow_network=allow_network,
         limit_seconds=limit_seconds,
     )
+
+
+def _conditions(order: Order) -> dict[str, Any]:
+    """All that a trial rests on but its plan and the user's own modules, which every trial names itself."""
+    machine = Machine.read()
+    named = [part for word in order.arguments for part in (word, word.partition("=")[2])]
+    files = [path for path in named if path and os.path.isfile(path) and os.path.getsize(path) < _LARGE]
+    return {
+        "script": [order.name, order.is_module, order.arguments, order.cwd],
+        "files": {path: fingerprint(path) for path in [Target(order.name, (), order.is_module).path, *files]},
+        "machine": [machine.hardware, machine.driver, machine.os],
+        "versions": [machine.python, machine.torch, machine.torch_cuda, hotlap.__version__],
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(_FELT)},
+        "sandbox": [order.sandbox, order.allow_network],
+    }
 
 
 def facts(target: Target, trials: int, command: str = "tune") -> Facts:
@@ -131,7 +159,7 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         a_against_a=found.a_against_a,
         smallest_gain=found.smallest_gain,
         cost_seconds=bench.spent,
-        payback_steps=round(bench.spent / saved) if kept and saved > 0 else None,
+        payback_steps=round((bench.spent + bench.known.earlier_seconds) / saved) if kept and saved > 0 else None,
         shares_before=before.shares,
         shares_after=after.shares,
         peak_bytes_before=before.peak_bytes,
@@ -144,7 +172,14 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         facts=facts(target, len(bench.times)),
         cut_short=found.cut_short,
         hosts=bench.hosts,
+        reused_trials=bench.known.reused,
+        earlier_seconds=bench.known.earlier_seconds,
     )
+
+
+def _reused(known: Known, measured: int) -> str:
+    trials = f"{known.reused} of {known.reused + measured} trials known from {known.days}"
+    return f"{trials}, {measured} measured anew: --fresh measures all of them"
 
 
 def _plan(target: Target, found: Found, report: TuneReport) -> Plan | None:

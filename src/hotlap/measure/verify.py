@@ -79,7 +79,7 @@ def _speed(bench: Bench, choices: Sequence[Choice]) -> tuple[Interval | None, li
     if isinstance(first, Timed):
         bench.see_past_an_epoch(first.run)
     found = Found(plan=list(choices))
-    Proof(bench, found, budget_seconds=0.0, trial_seconds=0.0, parity_folder="", alone={}).confirm()
+    Proof(bench, found, budget_seconds=0.0, trial_seconds=0.0, parity_folder="").confirm()
     if found.comparison is None:
         return None, [f"the speed could not be measured: {found.rejected[0].reason}"]
     return found.comparison.interval, []

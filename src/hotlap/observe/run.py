@@ -243,6 +243,7 @@ class Run:
     matmul_precision: str = "highest"  # what float32 matrix products may use: "highest", "high" (TF32), "medium"
     searches_kernels: bool = False  # torch.backends.cudnn.benchmark
     deterministic: bool = False  # asked of torch, or of cuDNN
+    compiled_at: list[int] = field(default_factory=list)  # steps in which torch.compile was at work
 
     def share(self, *names: str) -> float:
         """The part of a step spent in the named shares, after warm-up."""

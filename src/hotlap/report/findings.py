@@ -273,6 +273,7 @@ class TrialTimes:
     warmup_steps: int
     startup_seconds: float
     disturbed: bool = False
+    reused: str = ""  # the day it was measured, where that was an earlier tuning
 
 
 @dataclass(frozen=True)
@@ -292,8 +293,8 @@ class TuneReport:
     parity: list[ParityCheck]
     a_against_a: Interval | None
     smallest_gain: float  # ratio: the least this machine can show
-    cost_seconds: float
-    payback_steps: int | None
+    cost_seconds: float  # of this tuning
+    payback_steps: int | None  # for this tuning and the earlier ones it goes on from
     shares_before: dict[str, float]
     shares_after: dict[str, float]
     peak_bytes_before: float
@@ -306,6 +307,8 @@ class TuneReport:
     cut_short: bool = False  # stopped, or out of budget: "nothing kept" then says nothing
     hosts: list[str] = field(default_factory=list)  # beyond this machine, that the script tried to reach in trials
     losses_spread: list[list[float]] = field(default_factory=list)  # lowest and highest of each step, over seeds
+    reused_trials: int = 0  # known from earlier tunings
+    earlier_seconds: float = 0.0  # what tunings under the same conditions cost before this one
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,10 @@ def samples_a_second(report: TuneReport) -> tuple[float, float] | None:
 def cost(report: TuneReport) -> str:
     """What tuning cost, and when that is earned back."""
     spent = figures.seconds(report.cost_seconds)
+    if report.earlier_seconds:
+        spent += f", and {figures.seconds(report.earlier_seconds)} earlier"
+    if report.reused_trials:
+        spent += f" ({figures.plural(report.reused_trials, 'trial')} known from then)"
     if not report.kept:
         return spent
     if report.payback_steps is None:

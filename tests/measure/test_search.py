@@ -1,0 +1,252 @@
+"""The search on a made-up bench, where every plan has its level: what stays, what is run twice, what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from hotlap.measure import known
+from hotlap.measure.bench import Bench, Timed, Untimed
+from hotlap.measure.found import Found
+from hotlap.measure.known import Known
+from hotlap.measure.proof import Proof
+from hotlap.measure.search import Search
+from hotlap.measure.stats import Comparison, Decision
+from hotlap.observe.run import Run
+from hotlap.report.findings import Interval
+from hotlap.technique import Choice, Family, Parity, Technique, Try
+
+
+class Fast(Technique):
+    family = Family.WAIT
+
+    def parity(self, run: Run | None) -> Parity:
+        return Parity.IDENTICAL
+
+    def settings(self, run: Run) -> Sequence[Try]:
+        return [Try({}, 0.9)]
+
+    def apply(self, patch: Any, setting: Any) -> None: ...
+
+
+class Other(Fast): ...
+
+
+class Layout(Fast):
+    traits = frozenset({"layout"})
+
+
+class Precision(Fast):
+    helps_with = frozenset({"layout"})
+
+
+class Slow(Fast):
+    start_up_seconds = 20.0
+    helps_with = frozenset({"layout"})
+
+    def settings(self, run: Run) -> Sequence[Try]:
+        return [Try({"mode": "a"}, 0.9), Try({"mode": "b"}, 0.9)]
+
+
+class Spoken:
+    def __init__(self) -> None:
+        self.said_so: list[str] = []
+
+    def said(self, sentence: str) -> None:
+        self.said_so.append(sentence)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+class Made(Bench):
+    """Seconds a step by the techniques in the plan; every trial lasts a second on its clock."""
+
+    def __init__(self, levels: dict[tuple[str, ...], float | str], known: Known | None = None) -> None:
+        super().__init__(None, None, 1.0, Spoken(), known)  # type: ignore[arg-type]
+        self._levels, self.asked = levels, []
+
+    @property
+    def spent(self) -> float:
+        return float(len(self.asked))
+
+    def longest(self, trials: int) -> str:
+        return ""
+
+    def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+        names = tuple(sorted(choice.technique.id for choice in plan))
+        self.asked.append(names)
+        self.measured += 1
+        found = self._levels[names]
+        run = Run(torch="2.13.0", device="cpu", startup_seconds=2.0)
+        return Timed(found, run, "enough", 1.0, True) if isinstance(found, float) else Untimed(found, None, "")
+
+
+def search(bench: Made, *techniques: Technique, budget: float = 100.0) -> Search:
+    made = Search(bench, techniques, budget, "", bench._listener)
+    made._baseline()
+    return made
+
+
+LEVELS = {(): 1.0, ("fast",): 0.5, ("other",): 0.9, ("fast", "other"): 0.45}
+
+
+def planned(bench: Made, *techniques: Technique, best: float, budget: float = 100.0) -> Search:
+    made = search(bench, budget=budget)
+    made.found.plan = [Choice(technique, {}) for technique in techniques]
+    made._best = best
+    return made
+
+
+def test_what_the_plan_is_no_slower_without_goes_before_the_proof() -> None:
+    bench = Made({**LEVELS, ("fast", "other"): 0.5})
+    made = planned(bench, Other(), Fast(), best=0.5)
+    made._weed()
+    assert [str(choice) for choice in made.found.plan] == ["fast"]
+    assert [(one.technique, one.reason) for one in made.found.rejected] == [("other", "worth nothing on top of fast")]
+
+
+def test_what_is_worth_something_stays() -> None:
+    made = planned(Made(LEVELS), Other(), Fast(), best=0.45)
+    made._weed()
+    assert [str(choice) for choice in made.found.plan] == ["other", "fast"] and not made.found.rejected
+
+
+def test_leaving_out_that_fails_says_nothing_against_a_member() -> None:
+    made = planned(Made({**LEVELS, ("fast",): "hang: no end within its limit"}), Other(), Fast(), best=0.5)
+    made._weed()
+    assert len(made.found.plan) == 2
+
+
+def test_partners_go_or_stay_together() -> None:
+    levels = {
+        (): 1.0,
+        ("fast",): 0.5,
+        ("layout", "precision"): 1.0,
+        ("fast", "layout"): 0.4,
+        ("fast", "precision"): 0.4,
+    }
+    for together, left in ((0.4, 3), (0.5, 1)):
+        made = planned(Made(levels), Layout(), Precision(), Fast(), best=together)
+        made._weed()
+        assert len(made.found.plan) == left
+
+
+def test_without_room_nothing_is_left_out() -> None:
+    bench = Made(LEVELS)
+    made = planned(bench, Other(), Fast(), best=0.5, budget=3.0)
+    made._weed()
+    assert len(made.found.plan) == 2 and len(bench.asked) == 3
+
+
+def test_what_was_left_out_is_not_left_out_again() -> None:
+    bench = Made(LEVELS)
+    made = planned(bench, Other(), Fast(), best=0.45)
+    made._weed()
+    made.found.comparison = Comparison(Decision.CLAIM, Interval(2.2, 2.0, 2.4))
+    count = len(bench.asked)
+    Proof(bench, made.found, 100.0, 1.0, "")._ablate()
+    assert len(bench.asked) == count
+    columns = {one.technique: (one.alone, one.left_out) for one in made.found.ablation}
+    assert columns == {"other": (pytest.approx(1 / 0.9), 2.0), "fast": (2.0, pytest.approx(1 / 0.9))}
+
+
+def test_the_arithmetic_is_said_before_it_is_spent() -> None:
+    bench = Made({**LEVELS, ("layout",): 1.0})
+    search(bench, Fast(), Other(), Layout(), budget=15.0)._screen()
+    words = bench._listener.said_so[-1]  # type: ignore[attr-defined]
+    assert words == (
+        "start-up 2.0 s, 1000.0 ms a step, 1.0 s a trial; 3 candidates (3 with all settings), 3 fit in 15 s beside"
+        " parity and proof"
+    )
+
+
+def test_what_did_not_fit_is_listed_and_nothing_is_concluded() -> None:
+    bench = Made(LEVELS)
+    made = search(bench, Other(), Fast(), budget=12.5)
+    made._screen()
+    assert [one.technique for one in made.found.not_tried] == ["fast"]
+    assert "the budget ended before fast" in made.found.not_tried[0].reason
+    assert made.found.cut_short and "try --budget" in made.found.caveats[0]
+
+
+# what is on record ------------------------------------------------------------------------------------------------
+
+
+def recorded(path: str, levels: dict[Any, Any], *techniques: Technique) -> tuple[Made, Found]:
+    bench = Made(levels, Known(path, {"script": "x"}))
+    made = search(bench, *techniques)
+    made._screen()
+    return bench, made.found
+
+
+def test_levels_are_reused_as_ratios_to_their_own_baseline(tmp_path) -> None:
+    path = str(tmp_path / "trials.jsonl")
+    recorded(path, LEVELS, Fast())
+    bench, found = recorded(path, {(): 1.02}, Fast())
+    assert found.gains == {"fast": pytest.approx(2.0)} and bench.asked == [()] * 3
+    assert bench.known.reused == 1 and bench.known.earlier_seconds == 4.0
+
+
+def test_a_drifted_machine_makes_levels_void_but_not_endings(tmp_path) -> None:
+    path = str(tmp_path / "trials.jsonl")
+    levels = {**LEVELS, ("other",): "out of memory"}
+    recorded(path, levels, Fast(), Other())
+    bench, found = recorded(path, {(): 1.2, ("fast",): 0.6}, Fast(), Other())
+    assert bench.asked == [(), (), (), ("fast",)]
+    assert [(one.technique, one.reason) for one in found.rejected] == [("other", "out of memory")]
+
+
+def test_an_ending_by_chance_is_given_another_attempt(tmp_path) -> None:
+    path = str(tmp_path / "trials.jsonl")
+    recorded(path, {**LEVELS, ("fast",): "hang: no end within its limit"}, Fast())
+    bench, found = recorded(path, LEVELS, Fast())
+    assert bench.asked[-1] == ("fast",) and found.plan
+
+
+def test_a_shorter_trial_does_not_stand_for_a_longer_one(tmp_path) -> None:
+    path = str(tmp_path / "trials.jsonl")
+    recorded(path, LEVELS, Fast())
+    for seconds, is_known in ((0.5, True), (2.0, False)):
+        bench = Made(LEVELS, Known(path, {"script": "x"}))
+        bench._seconds = seconds
+        search(bench)
+        assert bench.knows([Choice(Fast(), {})]) == is_known
+
+
+def test_after_a_month_nothing_is_known(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "trials.jsonl"
+    recorded(str(path), LEVELS, Fast())
+    monkeypatch.setattr(known, "_DAYS", -1)
+    bench, _ = recorded(str(path), LEVELS, Fast())
+    assert bench.known.reused == 0 and bench.known.earlier_seconds == 0.0
+
+
+@pytest.mark.parametrize("setting", [{"size": 1}, {}])
+def test_another_setting_is_another_trial(tmp_path, setting) -> None:
+    path = str(tmp_path / "trials.jsonl")
+    recorded(path, LEVELS, Fast())
+    bench = Made(LEVELS, Known(path, {"script": "x"}))
+    search(bench)
+    assert bench.knows([Choice(Fast(), setting)]) == (not setting)
+
+
+def test_what_starts_slowly_comes_last_and_what_was_idle_is_tried_with_it() -> None:
+    levels = {(): 1.0, ("fast",): 0.5, ("layout",): 1.0, ("fast", "layout"): 0.5, ("fast", "slow"): 0.3}
+    levels |= {("fast", "layout", "slow"): 0.2, ("slow",): 0.6, ("layout", "slow"): 0.4}
+    bench = Made(levels)
+    made = search(bench, Slow(), Fast(), Layout(), budget=200.0)
+    made._screen()
+    assert [str(choice) for choice in made.found.plan] == ["fast", "slow (mode a)", "layout"]
+    assert not any("slow" in names for names in bench.asked[: bench.asked.index(("fast", "slow"))])
+    assert made.found.rejected == []
+
+
+def test_what_starts_slowly_needs_room_for_its_start() -> None:
+    bench = Made({(): 1.0, ("slow",): 0.5})
+    made = search(bench, Slow(), budget=25.0)
+    made._screen()
+    assert made.found.plan == [] and all("slow" not in names for names in bench.asked)
+    assert {one.technique for one in made.found.not_tried} == {"slow"}
