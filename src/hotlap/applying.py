@@ -49,17 +49,17 @@ def applied(plan: str | os.PathLike[str] | Iterable[str] | None = None) -> Itera
         _in_force.release()
 
 
-def named(names: str | Iterable[str]) -> list[Choice]:
+def named(names: str | Iterable[str], verbs: tuple[str, ...] = ("apply",)) -> list[Choice]:
     """Techniques by the names people know them by, each with settings where it is given some, as in
-    `loader-workers:num_workers=8`, else at its defaults."""
+    `loader-workers:num_workers=8`, else at its defaults; each has one of the verbs."""
     parts = names.split(",") if isinstance(names, str) else [str(name) for name in names]
-    return [_named(part) for part in parts if part.strip()]
+    return [_named(part, verbs) for part in parts if part.strip()]
 
 
-def _named(part: str) -> Choice:
+def _named(part: str, verbs: tuple[str, ...]) -> Choice:
     name, *settings = part.split(":")
     technique = find(name)
-    if "apply" not in technique.verbs:
+    if not set(verbs) & set(technique.verbs):
         raise HotlapError(f"{technique.id} cannot be applied to a running script: see `hotlap explain {technique.id}`")
     chosen = dict(technique.default)
     for setting in settings:

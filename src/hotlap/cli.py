@@ -140,6 +140,7 @@ def run(
     m: Module = False,
     with_: Annotated[str, typer.Option("--with", help="these techniques instead of a plan: a,b:setting=value")] = "",
     no_plan: Annotated[bool, typer.Option(help="apply nothing, only watch")] = False,
+    no_rewrite: Annotated[bool, typer.Option("--no-rewrite", help="leave out what only source can express")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="not a word from hotlap")] = False,
 ) -> Any:
     """Run the script the fast way: with its plan, or with the techniques you name."""
@@ -150,12 +151,13 @@ def run(
     if with_:
         from hotlap.applying import named
 
-        choices, words = named(with_), ""
+        choices, words = named(with_, ("apply", "rewrite")), ""
     elif no_plan:
         choices, words = [], "no plan wanted"
     else:
         choices, words = _planned(target)
-    return functools.partial(drive, target, choices, words, quiet)  # run outside the command parser: see main
+    # Run outside the command parser: see main.
+    return functools.partial(drive, target, choices, words, quiet, not no_rewrite)
 
 
 @app.command(rich_help_panel=SECOND)
@@ -164,19 +166,22 @@ def check(
     format: Annotated[str, typer.Option(help="text, json, sarif or github")] = "text",
     only: Only = "",
     skip: Skip = "",
+    doubtful: Annotated[bool, typer.Option("--doubtful", help="also what is likely, but not sure")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="read every file anew")] = False,
 ) -> int:
     """Read source and report speed and memory mistakes. Exit code 1 when it found something, 2 on error."""
+    from dataclasses import asdict
+
+    from hotlap.catalogue import TECHNIQUES
     from hotlap.report import check as rendering
     from hotlap.report.findings import Finding
     from hotlap.source.check import check as spotted
 
-    chosen, _ = _chosen(only, skip)
-    found, troubles = spotted(paths, chosen)
-    findings = []
-    for name, site in ((one.technique_id, one.site) for one in found):
-        excerpt = site.source.text.splitlines()[site.line - 1]
-        findings.append(Finding(name, str(site.source.path), site.line, site.column, site.message, site.fix, excerpt))
-    print(rendering.render(findings, format, rules=[(technique.id, technique.summary) for technique in chosen]))
+    names, others = _listed(only), _listed(skip)
+    found, troubles = spotted(paths, TECHNIQUES, names, others, doubtful, not no_cache, lambda name: _find(name).id)
+    findings = [Finding(**asdict(one)) for one in found]
+    rules = [(one.id, one.summary) for one in TECHNIQUES if "spot" in one.verbs]
+    sys.stdout.write(rendering.render(findings, format, rules, version=hotlap.__version__))
     for trouble in troubles:
         _say(trouble)
     return 2 if troubles else 1 if findings else 0
@@ -184,7 +189,7 @@ def check(
 
 @app.command(rich_help_panel=SECOND)
 def fix(
-    paths: Paths,
+    paths: Annotated[list[str] | None, typer.Argument(metavar="PATH...", show_default=False)] = None,
     diff: Annotated[bool, typer.Option("--diff", help="show the changes, write nothing")] = False,
     plan: Annotated[str, typer.Option(help="write exactly what this hotlap.toml keeps")] = "",
     unsafe: Annotated[bool, typer.Option(help="also fixes that may change numerics or behaviour")] = False,
@@ -192,28 +197,35 @@ def fix(
     skip: Skip = "",
 ) -> int:
     """Write the fixes into the source: safe ones, or exactly what a plan keeps."""
-    from hotlap.plan import read_file
     from hotlap.source.fix import fix_files, replace_file, unified_diff
 
-    planned = {one.script: one.choices(_find) for one in read_file(plan)} if plan else {}
-    if plan and not planned:
-        raise HotlapError(f"{plan} holds no plan: run `hotlap tune` first")
+    planned = _planned_files(plan) if plan else {}
+    if not paths and not plan:
+        raise HotlapError("name the files or folders to fix, or a plan with --plan")
+    defaults = [] if plan else _defaults(only, skip)
     troubles: list[str] = []
-    defaults = _defaults(only, skip)
+    written: set[str] = set()
     fixed = 0
-    wanted = (lambda name: planned.get(name, [])) if plan else (lambda name: defaults)
-    for source, result, choices in fix_files(paths, wanted, unsafe or bool(plan), troubles):
-        for choice in choices if plan else []:
-            if choice.technique.id not in result.techniques:
-                _say(f"{source.path}: {choice} cannot be written into this source; `hotlap run` still applies it")
+    wanted = (lambda path: planned.get(os.path.realpath(path), [])) if plan else (lambda path: defaults)
+    given = paths or [os.path.relpath(path) for path in planned]
+    for source, result in fix_files(given, wanted, unsafe or bool(plan), troubles, lambda name: _find(name).id):
+        written.update(result.techniques)
         if result.text == source.text:
             continue
         fixed += 1
         if diff:
             sys.stdout.write(unified_diff(source.text, result.text, str(source.path)))
-        else:
+            continue
+        try:
             replace_file(source.path, result.text)
             print(f"fixed {source.path}")
+        except HotlapError as error:
+            troubles.append(str(error))
+    for choice in {one.technique.id: one for choices in planned.values() for one in choices}.values():
+        if "rewrite" not in choice.technique.verbs:
+            _say(f"{choice} has no form in source; `hotlap run` applies it")
+        elif choice.technique.id not in written:
+            _say(f"{choice}: no place to write it was found; it is there already, or only `hotlap run` can apply it")
     for trouble in troubles:
         _say(trouble)
     if not fixed and not troubles:
@@ -377,6 +389,26 @@ def _chosen(only: str, skip: str) -> tuple[list[Technique], list[Any]]:
     chosen = [one for one in TECHNIQUES if one.id in wanted - unwanted]
     left_out = [NotTried(one.id, "left out by --only or --skip") for one in TECHNIQUES if one not in chosen]
     return chosen, left_out
+
+
+def _listed(names: str) -> list[str]:
+    return [name for name in names.split(",") if name.strip()]
+
+
+def _planned_files(plan: str) -> dict[str, list[Choice]]:
+    """What a hotlap.toml keeps, for each file its scripts are made of."""
+    from hotlap.plan import read_file
+    from hotlap.source.fix import reached_from
+
+    found: dict[str, list[Choice]] = {}
+    plans = read_file(plan)
+    if not plans:
+        raise HotlapError(f"{plan} holds no plan: run `hotlap tune` first")
+    for one in plans:
+        script = os.path.join(os.path.dirname(os.path.abspath(plan)), one.script)
+        for path in reached_from(script):
+            found.setdefault(os.path.realpath(path), one.choices(_find))
+    return found
 
 
 def _defaults(only: str, skip: str) -> list[Choice]:

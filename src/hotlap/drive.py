@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from hotlap.observe.attach import Attached
 from hotlap.observe.launch import Target, execute
+from hotlap.source.in_memory import rewrite_in_memory
 
 
 class Pulse:
@@ -35,18 +37,29 @@ class Pulse:
         return f"{updates} updates, {1e3 * (self._last - self._first) / (updates - 1):.1f} ms each on average"
 
 
-def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool) -> None:
-    """Run the target to its end in this process; its exit code and errors are its own."""
+def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool, rewrites: bool = True) -> None:
+    """Run the target to its end in this process; its exit code and errors are its own. A technique that cannot be
+    applied to a running script is written into its modules in memory, unless that is not wanted."""
+    in_source = [one for one in choices if "apply" not in one.technique.verbs]
+    choices = [one for one in choices if rewrites or one not in in_source]
     with_ = ", ".join(map(str, choices)) or "nothing applied"
     _say(quiet, f"{with_}{f' ({words})' if words else ''}")
-    attached = Attached(choices, Pulse)
+    attached = Attached([one for one in choices if one not in in_source], Pulse)
+    folder = os.getcwd() if target.is_module else os.path.dirname(os.path.realpath(target.path))
+    memory = rewrite_in_memory(in_source, folder, attached.patch.on_undo) if rewrites and in_source else None
     try:
-        execute(target)
+        execute(target, memory.code) if memory else execute(target)
     except Exception:
-        if attached.applied:
-            _say(quiet, f"it failed with {', '.join(attached.applied)} applied; --no-plan runs it as it is")
+        applied = [*attached.applied, *(memory.written if memory else ())]
+        if applied:
+            _say(quiet, f"it failed with {', '.join(applied)} applied; --no-plan runs it as it is")
         raise
     finally:
+        for one in in_source if memory else ():
+            if one.technique.id not in memory.written:
+                _say(quiet, f"{one} found no place in this script's source")
+        for reason in memory.troubles if memory else ():
+            _say(quiet, reason)
         for reason in attached.withdrawn:
             _say(quiet, f"withdrawn, and the run went on without it: {reason}")
         _say(quiet, str(attached.watch or "the script never imported torch"))

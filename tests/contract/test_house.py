@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "plan": {"technique"},
     "evidence": {"plan", "report"},  # the figures' own types
     "explain": {"technique"},
-    "drive": {"observe"},
+    "drive": {"observe", "source"},
     "applying": {"catalogue", "technique", "plan", "observe"},  # the way in from Python: takes names, as cli does
     "cli": {*ROOMS, "technique", "plan", "evidence", "explain", "drive", "applying"},
 }

@@ -87,3 +87,57 @@ def test_sarif_has_the_members_the_standard_asks_for(tmp_path: Path) -> None:
 def test_an_unknown_format_names_the_known() -> None:
     with pytest.raises(HotlapError, match="text, json, sarif, github"):
         check.render([], "xml")
+
+
+def odd_ones() -> list[Finding]:
+    """A cell of a notebook, something only likely, and something that spoils the training."""
+    return [
+        Finding("a", "book.ipynb", 5, 3, "m", None, "x = 1", cell=3),
+        Finding("a", "x.py", 1, 1, "m", None, doubtful=True),
+        Finding("a", "x.py", 1, 1, "m", None, severity="correctness"),
+    ]
+
+
+def test_cells_doubts_and_errors_in_text_and_json() -> None:
+    lines = check.render(odd_ones()).splitlines()
+    assert lines[0] == "book.ipynb:cell 3:line 5: a: m"
+    assert "x.py:1:1: a: likely: m" in lines
+    found = json.loads(check.render(odd_ones(), "json"))
+    assert [one.get("cell") for one in found] == [3, None, None] and "cell" not in found[1]
+
+
+def test_cells_doubts_and_errors_for_code_hosts() -> None:
+    lines = check.render(odd_ones(), "github").splitlines()
+    assert lines[0] == "::warning file=book.ipynb,title=hotlap a::cell 3, line 5: m"
+    assert lines[1].startswith("::notice file=x.py,line=1") and lines[2].startswith("::error ")
+    results = json.loads(check.render(odd_ones(), "sarif"))["runs"][0]["results"]
+    assert [one["level"] for one in results] == ["warning", "note", "error"]
+    regions = [one["locations"][0]["physicalLocation"]["region"] for one in results]
+    assert regions[0] == {"startLine": 1} and results[0]["message"]["text"] == "cell 3, line 5: m"
+
+
+def test_sarif_has_only_members_the_standard_knows() -> None:
+    """Each object with all its properties in the standard's schema (additionalProperties is false there)."""
+    known = {
+        "log": {"$schema", "version", "runs"},
+        "run": {"tool", "columnKind", "results"},
+        "driver": {"name", "version", "rules"},
+        "rule": {"id", "shortDescription", "defaultConfiguration", "properties"},
+        "result": {"ruleId", "ruleIndex", "level", "message", "locations", "properties"},
+        "place": {"artifactLocation", "region"},
+        "region": {"startLine", "startColumn", "snippet"},
+        "artifact": {"uri", "uriBaseId"},
+    }
+    log = json.loads(check.render([*samples.findings(), *odd_ones()], "sarif", [("r", "s")], version="1"))
+    (run,) = log["runs"]
+    objects = [("log", log), ("run", run), ("driver", run["tool"]["driver"])]
+    objects += [("rule", one) for one in run["tool"]["driver"]["rules"]]
+    for result in run["results"]:
+        (location,) = result["locations"]
+        place = location["physicalLocation"]
+        assert set(location) == {"physicalLocation"}
+        objects += [("result", result), ("place", place), ("region", place["region"])]
+        objects.append(("artifact", place["artifactLocation"]))
+        assert result["level"] in ("none", "note", "warning", "error")
+    for kind, one in objects:
+        assert set(one) <= known[kind], kind

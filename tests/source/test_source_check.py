@@ -36,7 +36,7 @@ BAD = "import torch\nprint(1)\n"
 
 
 def places(findings):
-    return [(os.path.basename(one.site.source.path), one.site.line) for one in findings]
+    return [(os.path.basename(one.path), one.line) for one in findings]
 
 
 def test_folders_are_walked_in_order_and_skip_what_is_not_the_users(tmp_path):
@@ -110,7 +110,7 @@ def test_findings_come_in_the_order_of_the_text(tmp_path):
 
     (tmp_path / "a.py").write_text("import torch\nprint(1); print(2)\nprint(3)\n")
     found = check([tmp_path], [Second()])[0]
-    assert [(one.site.line, one.site.column) for one in found] == [(2, 1), (2, 11), (3, 1)]
+    assert [(one.line, one.column) for one in found] == [(2, 1), (2, 11), (3, 1)]
 
 
 def test_reading_source_and_the_catalogue_imports_no_torch():

@@ -8,7 +8,7 @@ import pytest
 from hotlap.catalogue import TECHNIQUES, find
 from hotlap.errors import HotlapError
 from hotlap.source.edits import Edit, insert_argument, replace_node
-from hotlap.source.fix import fix_source, replace_file, rewritten, unified_diff
+from hotlap.source.fix import fix_files, fix_source, reached_from, replace_file, rewritten, unified_diff
 from hotlap.source.module import Source
 
 
@@ -233,3 +233,72 @@ def test_replace_file_keeps_mode_encoding_bom_and_links(tmp_path):
     with pytest.raises(HotlapError, match="left as it is"):
         replace_file(path, "# coding: latin-1\ny = '€'\n")
     assert sorted(os.listdir(tmp_path)) == ["a.py", "link.py"]
+
+
+class Chosen:
+    """What `fix_files` takes: a technique with its setting."""
+
+    def __init__(self, technique, setting=None):
+        self.technique, self.setting = technique, setting
+
+
+def fixed(paths, troubles, technique=None):
+    choice = Chosen(technique or Fixes())
+    found = fix_files([str(path) for path in paths], lambda path: [choice], False, troubles)
+    return [os.path.basename(source.path) for source, result in found if result.text != source.text]
+
+
+def test_nothing_outside_the_given_paths_is_touched(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / f"{folder.name}.py").write_text("import torch\ntorch.f()\n")
+    (inside / "link.py").symlink_to(outside / "outside.py")
+    (inside / "far").symlink_to(outside, target_is_directory=True)
+    troubles = []
+    assert fixed([inside], troubles) == ["inside.py"]
+    assert len(troubles) == 1 and "leads out of" in troubles[0]
+    assert fixed([inside / "link.py"], []) == ["link.py"]  # named itself, it is meant
+
+
+def test_pyproject_holds_for_fixes_and_stumbling_is_said(tmp_path):
+    for name in ("a.py", "b.py", "c.py"):
+        (tmp_path / name).write_text("import torch\ntorch.f()\n")
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.hotlap]\nexclude = ['a.py']\n[tool.hotlap.per-path-ignores]\n'b.py' = ['fixes']\n"
+    )
+    assert fixed([tmp_path], []) == ["c.py"]
+
+    class Stumbles(Fixes):
+        def rewrite(self, site, setting):
+            raise KeyError("oh")
+
+    troubles = []
+    assert fixed([tmp_path], troubles, Stumbles()) == [] and "c.py was left as it is (KeyError" in troubles[0]
+
+
+def test_what_parses_but_does_not_compile_is_left_out():
+    class TooEarly(Fixes):
+        def rewrite(self, site, setting):
+            return [Edit(0, 0, "import os\n")]
+
+    text = "from __future__ import annotations\nimport torch\ntorch.f()\n"
+    assert fix_source(Source(text), [(TooEarly(), None)]) == text
+
+
+def test_doubtful_sites_are_never_rewritten():
+    class Doubts(Fixes):
+        def spot(self, source):
+            return (source.site(site.node, "m", "safe", doubtful=True) for site in super().spot(source))
+
+    source = Source("import torch\ntorch.f()\n")
+    assert fix_source(source, [(Doubts(), None)], unsafe=True) == source.text
+
+
+def test_a_script_is_made_of_what_it_imports_from_its_own_project(tmp_path):
+    (tmp_path / "pkg").mkdir()
+    for name in ("train.py", "data.py", "other.py", "pkg/__init__.py", "pkg/net.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    (tmp_path / "train.py").write_text("import os, torch\nfrom data import x\nif x:\n    from pkg import net\n")
+    names = {os.path.relpath(path, tmp_path) for path in reached_from(str(tmp_path / "train.py"))}
+    assert names == {"train.py", "data.py", "pkg/__init__.py", "pkg/net.py"}

@@ -29,6 +29,8 @@ def found(text: str, *names: str) -> list[int]:
         "import torch as th; u = th.utils; DL = u.data.DataLoader\nDL(d)",
         "def f(): from torch.utils.data import DataLoader;\\\n  DataLoader(d)",
         "try: import torch\nexcept ImportError: torch = None\ntorch.utils.data.DataLoader(d)",
+        "from torch.utils.data import *\nDataLoader(d)",
+        "if fast:\n    import torch.utils.data as data\nelse:\n    from torch.utils import data\ndata.DataLoader(d)",
     ],
 )
 def test_every_import_form_is_understood(text):
@@ -39,7 +41,7 @@ def test_every_import_form_is_understood(text):
     "text",
     [
         "from mine import DataLoader\nDataLoader(d)",
-        "from torch.utils.data import *\nDataLoader(d)",
+        "from torch.utils.data import *\nfrom mine import *\nDataLoader(d)",
         "import torch\ndef f(torch): torch.utils.data.DataLoader(d)",
         "import torch\nfor torch in x: torch.utils.data.DataLoader(d)",
         "from torch.utils.data import DataLoader\nfrom mine import DataLoader\nDataLoader(d)",

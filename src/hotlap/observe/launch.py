@@ -7,6 +7,7 @@ import importlib.util
 import io
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
@@ -63,7 +64,14 @@ def _spec(name: str) -> ModuleSpec:
     return spec
 
 
-def _compiled(target: Target) -> CodeType:
+Compiler = Callable[[bytes, str], CodeType]
+
+
+def _as_written(data: bytes, path: str) -> CodeType:
+    return compile(data, path, "exec", dont_inherit=True)
+
+
+def _compiled(target: Target, compiler: Compiler = _as_written) -> CodeType:
     path = target.path
     if os.path.isdir(path):
         raise HotlapError(f"{target.name} is a folder: name the training script inside it")
@@ -74,7 +82,7 @@ def _compiled(target: Target) -> CodeType:
             text = file.read()
         if not text.strip():
             raise HotlapError(f"{target.name} is empty: name the script that trains")
-        return compile(text, path, "exec", dont_inherit=True)
+        return compiler(text, path)
     except SyntaxError as error:
         if error.lineno is None:
             raise HotlapError(
@@ -89,10 +97,10 @@ def _compiled(target: Target) -> CodeType:
         raise HotlapError(f"{target.name} cannot be read ({error.strerror}): check its permissions") from None
 
 
-def execute(target: Target) -> None:
+def execute(target: Target, compiler: Compiler = _as_written) -> None:
     """Run the target as `__main__` in this process, to its end. SystemExit passes through; an uncaught error is shown
     with the user's frames only and then leaves the way python lets it leave."""
-    code = _compiled(target)
+    code = _compiled(target, compiler)
     main = _main_module(target)
     sys.argv = [target.path if target.is_module else target.name, *target.arguments]
     sys.path[0] = os.getcwd() if target.is_module else os.path.dirname(os.path.realpath(target.path))

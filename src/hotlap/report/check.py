@@ -37,7 +37,7 @@ def render(
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
-    return {
+    plain = {
         "technique": finding.technique,
         "path": finding.path,
         "line": finding.line,
@@ -45,6 +45,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "message": finding.message,
         "fix": finding.fix,
     }
+    return plain if finding.cell is None else {**plain, "cell": finding.cell}
 
 
 def _text(findings: Sequence[Finding]) -> str:
@@ -52,8 +53,8 @@ def _text(findings: Sequence[Finding]) -> str:
 
 
 def _paragraph(finding: Finding) -> str:
-    place = f"{finding.path}:{finding.line}:{finding.column}"
-    said = f"{place}: {finding.technique}: {figures.line(finding.message)}{MARKS[finding.fix]}\n"
+    likely = "likely: " if finding.doubtful else ""
+    said = f"{finding.place}: {finding.technique}: {likely}{figures.line(finding.message)}{MARKS[finding.fix]}\n"
     if not finding.excerpt.strip():
         return said
     source = finding.excerpt.rstrip()
@@ -83,10 +84,22 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 def _annotation(finding: Finding, root: Path) -> str:
     """One GitHub workflow command; percent first, since the other escapes bring their own."""
-    path = _relative(finding.path, root)
-    values = {"file": path, "line": finding.line, "col": finding.column, "title": f"hotlap {finding.technique}"}
+    values: dict[str, object] = {"file": _relative(finding.path, root)}
+    if finding.cell is None:  # a line of a notebook's cell is no line of its file
+        values |= {"line": finding.line, "col": finding.column}
+    values["title"] = f"hotlap {finding.technique}"
     said = ",".join(f"{key}={_escaped(str(value), True)}" for key, value in values.items())
-    return f"::warning {said}::{_escaped(finding.message, False)}\n"
+    level = {"note": "notice"}.get(_level(finding), _level(finding))
+    return f"::{level} {said}::{_escaped(_message(finding), False)}\n"
+
+
+def _level(finding: Finding) -> str:
+    """As SARIF calls it: what spoils the training is an error, what is only likely a note."""
+    return "note" if finding.doubtful else "error" if finding.severity == "correctness" else "warning"
+
+
+def _message(finding: Finding) -> str:
+    return finding.message if finding.cell is None else f"cell {finding.cell}, line {finding.line}: {finding.message}"
 
 
 def _escaped(text: str, is_property: bool) -> str:
@@ -125,7 +138,9 @@ def _rule(technique: str, summary: str) -> dict[str, Any]:
 
 def _result(finding: Finding, index: int, root: Path) -> dict[str, Any]:
     region: dict[str, Any] = {"startLine": finding.line, "startColumn": finding.column}
-    if finding.excerpt:
+    if finding.cell is not None:
+        region = {"startLine": 1}
+    elif finding.excerpt:
         region["snippet"] = {"text": finding.excerpt}
     artifact = {"uri": _uri(finding.path, root)}
     if not artifact["uri"].startswith("file:"):
@@ -133,10 +148,10 @@ def _result(finding: Finding, index: int, root: Path) -> dict[str, Any]:
     return {
         "ruleId": finding.technique,
         "ruleIndex": index,
-        "level": "warning",
-        "message": {"text": finding.message},
+        "level": _level(finding),
+        "message": {"text": _message(finding)},
         "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
-        "properties": {"fix": finding.fix},
+        "properties": {"fix": finding.fix, "severity": finding.severity},
     }
 
 

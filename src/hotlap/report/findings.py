@@ -40,6 +40,15 @@ class Finding:
     message: str
     fix: Fix
     excerpt: str = ""  # the source line, for the text format only
+    severity: str = "speed"  # or "memory", or "correctness" where the training itself suffers
+    doubtful: bool = False
+    cell: int | None = None  # of a notebook, counted from 1; lines then count from its beginning
+
+    @property
+    def place(self) -> str:
+        if self.cell is not None:
+            return f"{self.path}:cell {self.cell}:line {self.line}"
+        return f"{self.path}:{self.line}:{self.column}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
+    from hotlap.source.values import Known
 
 
 class Doubt(Enum):
@@ -53,8 +54,15 @@ class Call:
                     found = inside
         return found
 
+    def known(self, keyword: str, position: int | None = None) -> Known | Doubt:
+        """As `setting`, but the plain value, through names, options' defaults and class attributes."""
+        given = self.setting(keyword, position)
+        if isinstance(given, Doubt):
+            return given
+        return self.source.known(given) or UNSURE
 
-def _look_up(source: Source, mapping: ast.expr, keyword: str, at: ast.Call, hops: int = 0) -> Given:
+
+def _look_up(source: Source, mapping: ast.expr, keyword: str, at: ast.AST, hops: int = 0) -> Given:
     """What a mapping holds under a keyword at the moment of the call `at`."""
     if hops > _MOST_HOPS:
         return UNSURE
@@ -73,6 +81,8 @@ def _look_up(source: Source, mapping: ast.expr, keyword: str, at: ast.Call, hops
         return _handed_over(source, mapping, keyword, at, hops)
     if isinstance(mapping, ast.Call) and isinstance(mapping.func, ast.Attribute) and mapping.func.attr == "copy":
         return _look_up(source, mapping.func.value, keyword, at, hops + 1)
+    if isinstance(mapping, ast.Call):
+        return _returned(source, mapping, keyword, hops)
     if isinstance(mapping, ast.IfExp):
         return _either(
             _look_up(source, mapping.body, keyword, at, hops + 1),
@@ -86,7 +96,18 @@ def _look_up(source: Source, mapping: ast.expr, keyword: str, at: ast.Call, hops
     return UNSURE
 
 
-def _handed_over(source: Source, call: ast.Call, keyword: str, at: ast.Call, hops: int) -> Given:
+def _returned(source: Source, call: ast.Call, keyword: str, hops: int) -> Given:
+    """What a function of the project hands back: `**loader_options()`."""
+    found = source.resolve(call.func)
+    if found is None or not isinstance(found.node, ast.FunctionDef) or found.node.decorator_list:
+        return UNSURE
+    results = [node for node in ast.walk(found.node) if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)]
+    if len(results) != 1 or not isinstance(results[0], ast.Return) or results[0].value is None:
+        return UNSURE
+    return _look_up(found.source, results[0].value, keyword, results[0].value, hops + 1)
+
+
+def _handed_over(source: Source, call: ast.Call, keyword: str, at: ast.AST, hops: int) -> Given:
     """What `dict(...)` or `.update(...)` takes in."""
     found: Given = ABSENT
     parts = [*call.args, *(given.value for given in call.keywords if given.arg is None)]
@@ -108,7 +129,7 @@ def _either(one: Given, other: Given) -> Given:
     return UNSURE
 
 
-def _look_up_name(source: Source, name: ast.Name, keyword: str, at: ast.Call, hops: int) -> Given:
+def _look_up_name(source: Source, name: ast.Name, keyword: str, at: ast.AST, hops: int) -> Given:
     bindings = source.bindings(name)
     values = [binding.value for binding in bindings if binding.value is not None]
     if not values or len(values) < len(bindings):
@@ -124,7 +145,7 @@ def _look_up_name(source: Source, name: ast.Name, keyword: str, at: ast.Call, ho
     return found
 
 
-def _change_by(source: Source, use: ast.Name, keyword: str, at: ast.Call, hops: int) -> Given:
+def _change_by(source: Source, use: ast.Name, keyword: str, at: ast.AST, hops: int) -> Given:
     """What one mention of a dictionary's name puts under the keyword: ABSENT for nothing."""
     holder = source.parent(use)
     if not isinstance(use.ctx, ast.Load):
@@ -161,7 +182,7 @@ def _change_by(source: Source, use: ast.Name, keyword: str, at: ast.Call, hops: 
     return ABSENT if isinstance(holder, reads) else UNSURE
 
 
-def _surely_before(source: Source, use: ast.Name, at: ast.Call) -> bool:
+def _surely_before(source: Source, use: ast.Name, at: ast.AST) -> bool:
     """Whether a change always happens before the call: earlier in a block that the call's own block lies in."""
     changing = source.statement(use)
     block = source.block(changing)

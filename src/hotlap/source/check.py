@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from hotlap.errors import HotlapError
-from hotlap.source.module import Site, Source, decoded
+from hotlap.source.files import PYTHON, File, files_below, plain_name, read_if_it_trains
+from hotlap.source.module import Fix, Severity, Site, Source, decoded
+from hotlap.source.notebooks import SUFFIX, Notebook, read_notebook
+from hotlap.source.project import Project
+from hotlap.source.store import Store, digest, version_of
 
-_SKIPPED_FOLDERS = {"site-packages", "node_modules", "__pycache__", "venv"}
+_PAYS_BYTES = 1_500_000  # of source still to be read; below that, starting processes costs more than it saves
 
 
 class Spotter(Protocol):
@@ -28,8 +34,28 @@ class Spotter(Protocol):
 
 @dataclass(frozen=True)
 class Found:
-    technique_id: str
-    site: Site
+    """One place, as plain data: it travels between processes and into the store."""
+
+    technique: str
+    path: str
+    line: int
+    column: int
+    message: str
+    fix: Fix
+    severity: Severity
+    doubtful: bool
+    excerpt: str
+    cell: int | None = None  # of a notebook; lines then count from its beginning
+
+
+@dataclass(frozen=True)
+class _Job:
+    path: str
+    data: bytes
+    spotters: tuple[Spotter, ...]
+
+
+_Result = tuple[list[Found], list[str], set[str]]  # what was found, troubles, and the files the answer rests on
 
 
 def check(
@@ -37,36 +63,31 @@ def check(
     techniques: Iterable[Spotter],
     only: Iterable[str] = (),
     skip: Iterable[str] = (),
+    doubtful: bool = False,
+    cached: bool = False,
+    resolve: Callable[[str], str] = plain_name,
 ) -> tuple[list[Found], list[str]]:
-    """Everything found below the paths, and one sentence for each file or folder that could not be read."""
-    wanted, unwanted = {_plain(name) for name in only}, {_plain(name) for name in skip}
-    spotters = [
-        one for one in techniques if "spot" in one.verbs and one.id not in unwanted and (not wanted or one.id in wanted)
-    ]
-    findings: list[Found] = []
+    """Everything found below the paths, and one sentence for each file or folder that could not be read.
+
+    `only` takes the place of what pyproject.toml selects, `skip` comes on top of what it ignores."""
+    wanted, unwanted = {resolve(name) for name in only}, {resolve(name) for name in skip}
+    spotters = [one for one in techniques if "spot" in one.verbs and one.id not in unwanted]
     troubles: list[str] = []
-    for path in python_files(paths, troubles):
+    jobs: list[_Job] = []
+    for file in files_below(paths, troubles, (*PYTHON, SUFFIX), resolve):
         try:
-            source = _read_if_relevant(path)
+            data = read_if_it_trains(file.path)
         except HotlapError as error:
             troubles.append(str(error))
             continue
-        if source is not None:
-            findings += _spotted(source, spotters, troubles)
+        chosen = tuple(one for one in spotters if _is_wanted(one.id, file, wanted))
+        if data is not None and chosen:
+            jobs.append(_Job(file.path, data, chosen))
+    findings: list[Found] = []
+    for found, said in _answers(jobs, Store("check", cached)):
+        findings += [one for one in found if doubtful or not one.doubtful]
+        troubles += said
     return findings, troubles
-
-
-def python_files(paths: Iterable[str | os.PathLike[str]], troubles: list[str]) -> Iterator[str]:
-    """The files named, and the Python files below the folders named, each once, in a fixed order."""
-    seen: set[str] = set()
-    for given in paths:
-        path = os.fspath(given)
-        if os.path.isdir(path):
-            yield from _below(path, seen, troubles)
-        elif not os.path.exists(path):
-            troubles.append(f"{path} does not exist.")
-        elif _is_new(path, seen):
-            yield path
 
 
 def is_silenced(site: Site, technique_id: str) -> bool:
@@ -75,51 +96,96 @@ def is_silenced(site: Site, technique_id: str) -> bool:
     return any(site.source.is_ignored(line, technique_id) for line in range(site.line, (last or site.line) + 1))
 
 
-def _below(folder: str, seen: set[str], troubles: list[str]) -> Iterator[str]:
-    if not _is_new(folder, seen):  # a symbolic link may lead back up
-        return
+def _is_wanted(technique_id: str, file: File, only: set[str]) -> bool:
+    configuration = replace(file.configuration, select=frozenset(only)) if only else file.configuration
+    return configuration.wants(technique_id, file.path)
+
+
+def _answers(jobs: list[_Job], store: Store) -> list[tuple[list[Found], list[str]]]:
+    """One answer a job, from the store where nothing changed since."""
+    version = version_of({one.id: one for job in jobs for one in job.spotters}.values()) if store.folder else ""
+    keys = [_key(job, version) for job in jobs]
+    answers = [_stored(store, job, key) for job, key in zip(jobs, keys, strict=True)]
+    missing = [index for index, answer in enumerate(answers) if answer is None]
+    for index, result in zip(missing, _worked_out([jobs[index] for index in missing]), strict=True):
+        found, troubles, needs = result
+        answers[index] = found, troubles
+        if not troubles:
+            store.put(keys[index], {"found": [asdict(one) for one in found]}, needs)
+    if missing:
+        store.sweep()
+    return [answer for answer in answers if answer is not None]
+
+
+def _key(job: _Job, version: str) -> str:
+    return digest(version, os.path.abspath(job.path), job.data, *(one.id for one in job.spotters))
+
+
+def _stored(store: Store, job: _Job, key: str) -> tuple[list[Found], list[str]] | None:
+    answer = store.get(key)
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        troubles.append(f"{folder} cannot be read: {error.strerror or error}.")
-        return
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name in _SKIPPED_FOLDERS:
-            continue
-        if entry.is_dir():
-            yield from _below(entry.path, seen, troubles)
-        elif entry.name.endswith((".py", ".pyw")) and entry.is_file() and _is_new(entry.path, seen):
-            yield entry.path
+        return None if answer is None else ([Found(**{**one, "path": job.path}) for one in answer["found"]], [])
+    except (KeyError, TypeError):
+        return None
 
 
-def _is_new(path: str, seen: set[str]) -> bool:
-    real = os.path.realpath(path)
-    is_new = real not in seen
-    seen.add(real)
-    return is_new
-
-
-def _read_if_relevant(path: str) -> Source | None:
-    """Most files of a large tree never mention torch: those are not worth parsing."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError as error:
-        raise HotlapError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return Source(decoded(data, path), path) if b"torch" in data else None
-
-
-def _spotted(source: Source, spotters: list[Spotter], troubles: list[str]) -> list[Found]:
-    found: list[Found] = []
-    for technique in spotters:
+def _worked_out(jobs: list[_Job]) -> list[_Result]:
+    """In this process, or in one for each core where there is much to do. Files of a folder stay together, since they
+    ask about each other."""
+    groups = [list(group) for _, group in itertools.groupby(jobs, key=lambda job: os.path.dirname(job.path))]
+    cores = os.cpu_count() or 1
+    if cores > 1 and len(groups) > 1 and sum(len(job.data) for job in jobs) > _PAYS_BYTES:
         try:
-            sites = list(technique.spot(source))
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+
+            pickle.dumps([job.spotters for job in jobs[:1]])
+            method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+            with ProcessPoolExecutor(min(cores, len(groups)), multiprocessing.get_context(method)) as pool:
+                return [result for results in pool.map(_group, groups) for result in results]
+        except (OSError, RuntimeError, AttributeError, TypeError, pickle.PicklingError):
+            pass  # no processes to be had here, or a technique that cannot travel: one after the other, then
+    return [result for group in groups for result in _group(group)]
+
+
+def _group(jobs: list[_Job]) -> list[_Result]:
+    project = Project()
+    return [_checked(job, project) for job in jobs]
+
+
+def _checked(job: _Job, project: Project) -> _Result:
+    troubles: list[str] = []
+    book: Notebook | None = None
+    try:
+        if job.path.endswith(SUFFIX):
+            book = read_notebook(job.data, job.path, troubles)
+        source = Source(book.text if book else decoded(job.data, job.path), job.path, project)
+    except HotlapError as error:
+        return [], [*troubles, str(error)], set()
+    if book is None:
+        project.add(source)
+    found: list[Found] = []
+    for technique in job.spotters:
+        try:
+            sites = [site for site in technique.spot(source) if not is_silenced(site, technique.id)]
         except Exception as error:  # one technique that stumbles over one file must not stop the rest
             troubles.append(f"{source.path}: {technique.id} could not be checked ({type(error).__name__}: {error}).")
             continue
-        found += [Found(technique.id, site) for site in sites if not is_silenced(site, technique.id)]
-    return sorted(found, key=lambda one: (one.site.line, one.site.column))
+        found += [_found(site, technique.id, book) for site in sites]
+    return sorted(found, key=lambda one: (one.cell or 0, one.line, one.column)), troubles, project.needs(source.path)
 
 
-def _plain(name: str) -> str:
-    return name.strip().lower().replace("_", "-")
+def _found(site: Site, technique_id: str, book: Notebook | None) -> Found:
+    cell, line = book.place(site.line) if book else (None, site.line)
+    return Found(
+        technique_id,
+        site.source.path,
+        line,
+        site.column,
+        site.message,
+        None if book else site.fix,  # a notebook is read, never written
+        site.severity,
+        site.doubtful,
+        site.source.lines.line(site.line),
+        cell,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import io
 import os
@@ -9,13 +10,17 @@ import re
 import stat
 import tempfile
 import tokenize
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hotlap.errors import HotlapError
-from hotlap.source.check import is_silenced, python_files
+from hotlap.source.check import is_silenced
+from hotlap.source.files import files_below, is_below, plain_name, read_if_it_trains
 from hotlap.source.module import Site, Source
+from hotlap.source.notebooks import SUFFIX
+from hotlap.source.project import Project
 from hotlap.source.spans import Edit, OverlappingEdits, apply_edits, in_order, line_map
 
 _MOST_PASSES = 4
@@ -70,7 +75,7 @@ def rewritten(
             if edits:
                 back = line_map(source.text, edits)
                 lines = {line: lines[old] for line, old in back.items()}
-                source = Source(apply_edits(source.text, edits), source.path)
+                source = Source(apply_edits(source.text, edits), source.path, source.project)
                 used[technique.id] = None
         if source is before:
             break
@@ -78,17 +83,38 @@ def rewritten(
 
 
 def _edits(source: Source, technique: Rewriter, setting: Setting, unsafe: bool) -> list[Edit]:
-    """The edits of all sites that go together and leave a text that parses; the others wait for the next pass."""
+    """The edits of all sites that go together and leave a text that Python takes; the others wait for the next pass."""
     accepted: list[Edit] = []
+    takes = _compiles if _compiles(source.text) else _parses  # the user's own text may hold a stray `return`
     for site in technique.spot(source):
-        if (site.fix == "safe" or (unsafe and site.fix == "unsafe")) and not is_silenced(site, technique.id):
+        is_wanted = site.fix == "safe" or (unsafe and site.fix == "unsafe")
+        if is_wanted and not site.doubtful and not is_silenced(site, technique.id):
             candidate = [*accepted, *technique.rewrite(site, setting)]
             try:
-                Source(apply_edits(source.text, candidate), source.path)
-            except (OverlappingEdits, HotlapError):
+                is_sound = takes(apply_edits(source.text, candidate))
+            except OverlappingEdits:
                 continue
-            accepted = candidate
+            accepted = candidate if is_sound else accepted
     return in_order(accepted)
+
+
+def _compiles(text: str) -> bool:
+    """More than parsing: an import above `from __future__` parses as well."""
+    return _taken(text, 0)
+
+
+def _parses(text: str) -> bool:
+    return _taken(text, ast.PyCF_ONLY_AST)
+
+
+def _taken(text: str, flags: int) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(text, "text", "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def fix_files(
@@ -96,18 +122,38 @@ def fix_files(
     choices_for: Callable[[str], Sequence[Any]],
     unsafe: bool,
     troubles: list[str],
-) -> Iterator[tuple[Source, Rewritten, Sequence[Any]]]:
-    """Each Python file below the paths with its new text. `choices_for` maps a file's name to what is to be written
-    there, each with `.technique` and `.setting`; one bad file is a trouble and never stops the rest."""
-    for path in python_files(paths, troubles):
-        choices = choices_for(os.path.basename(path))
+    resolve: Callable[[str], str] = plain_name,
+) -> Iterator[tuple[Source, Rewritten]]:
+    """Each Python file below the paths with its new text. `choices_for` maps a file's path to what is to be written
+    there, each with `.technique` and `.setting`; one bad file is a trouble and never stops the rest. A link that leads
+    out of the given paths is not followed."""
+    project = Project()
+    for file in files_below(paths, troubles, resolve=resolve):
+        choices = [one for one in choices_for(file.path) if file.configuration.wants(one.technique.id, file.path)]
         if not choices:
             continue
         try:
-            source = Source.read(path)
-            yield source, rewritten(source, [(one.technique, one.setting) for one in choices], unsafe), choices
+            if not is_below(file.path, file.given):
+                raise HotlapError(f"{file.path} is a link that leads out of {file.given}: left as it is.")
+            if file.path.endswith(SUFFIX):
+                raise HotlapError(f"{file.path} is a notebook: it can be checked, but not written.")
+            if read_if_it_trains(file.path) is None:
+                continue
+            source = Source.read(file.path, project)
+            result = rewritten(source, [(one.technique, one.setting) for one in choices], unsafe)
         except HotlapError as error:
             troubles.append(str(error))
+        except Exception as error:  # a technique that stumbles over one file must not stop the rest
+            troubles.append(f"{file.path} was left as it is ({type(error).__name__}: {error}).")
+        else:
+            yield source, result
+
+
+def reached_from(script: str) -> list[str]:
+    """The files a script is made of: itself, and what it imports from its own project."""
+    project = Project()
+    source = project.source(os.path.abspath(script))
+    return list(project.imported(source)) if source is not None else []
 
 
 def unified_diff(old: str, new: str, path: str) -> str:

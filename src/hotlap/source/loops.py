@@ -11,6 +11,7 @@ from hotlap.source.names import spelling
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
+    from hotlap.source.project import Defined
 
 Loop = ast.For | ast.AsyncFor | ast.While
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -30,20 +31,44 @@ _GRAD_SWITCHES = {
 
 def training_loops(source: Source) -> list[Loop]:
     """The innermost loops in which gradients are made and used, here or in a function called from here."""
-    found: list[Loop] = []
-    loops = [node for node in source.names.parents if isinstance(node, Loop)]
-    # Inner loops begin later, so they are already decided when the loop around them is looked at.
-    from_inside = sorted(loops, key=lambda loop: (-loop.lineno, -loop.col_offset))
-    for loop in from_inside:
-        if not any(loop in source.ancestors(inner) for inner in found) and _trains([loop]):
-            found.append(loop)
-    direct = set(found)
-    for loop in from_inside:
+    direct = _direct(source)
+    found = list(direct)
+    for loop in _from_inside(source):
         if loop not in direct and not any(loop in source.ancestors(inner) for inner in found):
-            called = [one for one in _called(source, loop) if not _contains(one, direct)]
+            called = [one.node for one in _called(source, loop) if not _contains_training(one)]
             if called and _trains([loop, *called]):
                 found.append(loop)
     return sorted(found, key=lambda loop: loop.lineno)
+
+
+def _direct(source: Source) -> list[Loop]:
+    """The innermost loops that hold both backward and update themselves."""
+    found: list[Loop] = []
+    for loop in _from_inside(source):
+        if not any(loop in source.ancestors(inner) for inner in found) and _trains([loop]):
+            found.append(loop)
+    return found
+
+
+def _from_inside(source: Source) -> list[Loop]:
+    """Inner loops begin later, so they are already decided when the loop around them is looked at."""
+    loops = [node for node in source.names.parents if isinstance(node, Loop)]
+    return sorted(loops, key=lambda loop: (-loop.lineno, -loop.col_offset))
+
+
+def training_loop_of(source: Source, node: ast.AST) -> tuple[Source, Loop] | None:
+    """The training loop around a node, or around a call of the function it stands in."""
+    own = set(source.training_loops())
+    for above in source.ancestors(node):
+        if isinstance(above, Loop) and above in own:
+            return source, above
+    holder = source.function_of(node)
+    for where, call in source.callers(holder) if holder is not None else ():
+        training = set(where.training_loops())
+        around = next((above for above in where.ancestors(call) if isinstance(above, Loop) and above in training), None)
+        if around is not None:
+            return where, around
+    return None
 
 
 def evaluation_loops(source: Source) -> list[Loop]:
@@ -52,7 +77,7 @@ def evaluation_loops(source: Source) -> list[Loop]:
     models = model_spellings(source)
     for loop in (node for node in source.names.parents if isinstance(node, ast.For | ast.AsyncFor)):
         called = {spelling(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call)} & models
-        if not called or _methods([loop, *_called(source, loop)]) & {"backward"}:
+        if not called or _methods([loop, *(one.node for one in _called(source, loop))]) & {"backward"}:
             continue
         if under_no_grad(source, loop) or _inside_no_grad(source, loop) or _in_eval_mode(source, loop, called):
             found.append(loop)
@@ -60,7 +85,16 @@ def evaluation_loops(source: Source) -> list[Loop]:
 
 
 def under_no_grad(source: Source, node: ast.AST) -> bool:
-    """Whether gradients are off at a node, by context or decorator; also where a switch could be either way."""
+    """Whether gradients are off at a node, by context or decorator, here or where its function is called; also where
+    a switch could be either way."""
+    switched = _switched(source, node)
+    if switched is not None:
+        return switched
+    holder = source.function_of(node)
+    return holder is not None and any(_switched(where, call) for where, call in source.callers(holder))
+
+
+def _switched(source: Source, node: ast.AST) -> bool | None:
     for above in source.ancestors(node):
         if isinstance(above, ast.With | ast.AsyncWith):
             switches = [_switch(source, item.context_expr) for item in above.items]
@@ -71,7 +105,7 @@ def under_no_grad(source: Source, node: ast.AST) -> bool:
         for switch in switches:
             if switch is not None:
                 return switch
-    return False
+    return None
 
 
 def _trains(nodes: list[ast.AST]) -> bool:
@@ -89,15 +123,17 @@ def _methods(nodes: list[ast.AST]) -> set[str]:
     return found
 
 
-def _called(source: Source, loop: ast.AST) -> Iterator[Function]:
+def _called(source: Source, loop: ast.AST) -> Iterator[Defined]:
+    """The functions called below a loop that are written in this project."""
     for node in ast.walk(loop):
-        definition = source.definition(node.func) if isinstance(node, ast.Call) else None
-        if isinstance(definition, Function):
-            yield definition
+        found = source.resolve(node.func) if isinstance(node, ast.Call) else None
+        if found is not None and isinstance(found.node, Function):
+            yield found
 
 
-def _contains(above: ast.AST, loops: set[Loop]) -> bool:
-    return any(node in loops for node in ast.walk(above))
+def _contains_training(function: Defined) -> bool:
+    loops = [node for node in ast.walk(function.node) if isinstance(node, Loop)]
+    return bool(loops) and any(loop in loops for loop in _direct(function.source))
 
 
 def _switch(source: Source, node: ast.expr) -> bool | None:

@@ -14,15 +14,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from hotlap.errors import HotlapError
-from hotlap.source import loops
+from hotlap.source import gates, loops, values
 from hotlap.source.calls import Call
 from hotlap.source.names import Binding, Definition, Names
 from hotlap.source.positions import Lines
+from hotlap.source.project import Defined, Project, last_name
 
 if TYPE_CHECKING:
-    from hotlap.source.loops import Loop
+    from hotlap.source.gates import Often
+    from hotlap.source.loops import Function, Loop
+    from hotlap.source.values import Known
 
 Fix = Literal["safe", "unsafe"] | None
+Severity = Literal["speed", "memory", "correctness"]
 Kind = TypeVar("Kind", bound=ast.AST)
 
 # The nodes that hold an identifier as plain text, and where.
@@ -36,12 +40,14 @@ _IDENTIFYING: dict[type[ast.AST], tuple[str, ...]] = {
     ast.AsyncFunctionDef: ("name",),
     ast.ClassDef: ("name",),
 }
+_PYTHON_2 = ("Missing parentheses in call to", "multiple exception types must be", "leading zeros in decimal")
 _IGNORE = re.compile(r"#\s*hotlap:\s*ignore\b(?:\s*\[([^\]]*)\])?")
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A place in source that lacks a technique. Line and column count from 1."""
+    """A place in source that lacks a technique. Line and column count from 1. `doubtful`: likely, but not sure, and
+    withheld unless asked for. `severity`: what it costs; `correctness` where the training itself suffers."""
 
     source: Source
     node: ast.AST
@@ -49,19 +55,22 @@ class Site:
     column: int
     message: str
     fix: Fix
+    doubtful: bool = False
+    severity: Severity = "speed"
 
 
 class Source:
     """A Python file. Its text is never changed: edits are made beside it and applied to a copy."""
 
-    def __init__(self, text: str, path: str | os.PathLike[str] = "<text>") -> None:
+    def __init__(self, text: str, path: str | os.PathLike[str] = "<text>", project: Project | None = None) -> None:
         self.text = text.removeprefix("\ufeff")
         self.path = os.fspath(path)
+        self._project = project
         self.tree = _parse(self.text, self.path)
         self.lines = Lines(self.text)
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Source:
+    def read(cls, path: str | os.PathLike[str], project: Project | None = None) -> Source:
         """Reads a file in the encoding it declares, line endings as they are."""
         path = os.fspath(path)
         try:
@@ -69,7 +78,14 @@ class Source:
                 data = file.read()
         except OSError as error:
             raise HotlapError(f"{path} cannot be read: {error.strerror or error}.") from error
-        return cls(decoded(data, path), path)
+        return cls(decoded(data, path), path, project)
+
+    @property
+    def project(self) -> Project | None:
+        """The files beside this one; none for a text that is no file."""
+        if self._project is None and os.path.isfile(self.path):
+            self._project = Project()
+        return self._project
 
     # Names and calls
 
@@ -102,6 +118,35 @@ class Source:
             methods = [one for one in owner.body if isinstance(one, ast.FunctionDef)] if owner else []
             return next((method for method in methods if method.name == node.attr), None)
         return None
+
+    def resolve(self, node: ast.AST, hops: int = 0) -> Defined | None:
+        """As `definition`, also in the other files of the project and for methods of objects built in this file."""
+        own = self.definition(node)
+        if own is not None:
+            return Defined(self, own)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            built = self.value_of(node.value)
+            kind = self.resolve(built.func, hops + 1) if isinstance(built, ast.Call) and hops < 4 else None
+            if kind is not None and isinstance(kind.node, ast.ClassDef):
+                methods = [one for one in kind.node.body if isinstance(one, ast.FunctionDef) and one.name == node.attr]
+                return Defined(kind.source, methods[0]) if len(methods) == 1 else None
+        name = self.name_of(node)
+        return self.project.find(self, name) if name and self.project is not None else None
+
+    def callers(self, function: Function) -> list[tuple[Source, ast.Call]]:
+        """The calls of a function: in this file, and in the files beside it and one folder above."""
+        if function not in self._callers:
+            likely = (call for call in self.names.call_nodes if last_name(call.func) == function.name)
+            found: list[tuple[Source, ast.Call]] = []
+            found += [(self, call) for call in likely if self.definition(call.func) is function]
+            is_file = self.project is not None and self.parent(function) is self.tree
+            found += self.project.callers(self, function) if is_file and self.project is not None else ()
+            self._callers[function] = found
+        return self._callers[function]
+
+    def known(self, node: ast.AST) -> Known | None:
+        """The plain value of an expression, through names, options' defaults and class attributes: see values.py."""
+        return values.known(self, node)
 
     def bindings(self, node: ast.Name) -> list[Binding]:
         found = self.names.lookup(node)
@@ -137,6 +182,11 @@ class Source:
         """The nearest ancestor of one of the kinds."""
         return next((above for above in self.ancestors(node) if isinstance(above, kinds)), None)
 
+    def function_of(self, node: ast.AST) -> Function | None:
+        """The function a node stands in."""
+        found = self.enclosing(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        return found if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
     def statement(self, node: ast.AST) -> ast.stmt:
         """The statement a node is, or lies in."""
         found = node if isinstance(node, ast.stmt) else self.enclosing(node, ast.stmt)
@@ -158,8 +208,16 @@ class Source:
     def evaluation_loops(self) -> list[Loop]:
         return loops.evaluation_loops(self)
 
+    def training_loop_of(self, node: ast.AST) -> tuple[Source, Loop] | None:
+        """The training loop a node runs in, here or in a file that calls its function."""
+        return loops.training_loop_of(self, node)
+
     def under_no_grad(self, node: ast.AST) -> bool:
         return loops.under_no_grad(self, node)
+
+    def how_often(self, node: ast.AST, loop: Loop) -> Often:
+        """Whether a node below a loop runs at every trip or behind a gate as `if i % n == 0`: see gates.py."""
+        return gates.how_often(self, node, loop)
 
     # Text
 
@@ -168,10 +226,12 @@ class Source:
         start, end = self.lines.span(node)
         return self.text[start:end]
 
-    def site(self, node: ast.AST, message: str, fix: Fix = None) -> Site:
+    def site(
+        self, node: ast.AST, message: str, fix: Fix = None, doubtful: bool = False, severity: Severity = "speed"
+    ) -> Site:
         start, _ = self.lines.span(node)
         line = self.lines.line_at(start)
-        return Site(self, node, line, start - self.lines.start(line) + 1, message, fix)
+        return Site(self, node, line, start - self.lines.start(line) + 1, message, fix, doubtful, severity)
 
     def is_ignored(self, line: int, technique_id: str) -> bool:
         """Whether a comment on the line silences the technique: `# hotlap: ignore` or `# hotlap: ignore[a, b]`."""
@@ -188,6 +248,10 @@ class Source:
             if name is not None:
                 found.setdefault(name, []).append(Call(node, name, self))
         return found
+
+    @cached_property
+    def _callers(self) -> dict[Function, list[tuple[Source, ast.Call]]]:
+        return {}
 
     @cached_property
     def _training_loops(self) -> list[Loop]:
@@ -233,6 +297,8 @@ def _parse(text: str, path: str) -> ast.Module:
             warnings.simplefilter("ignore")  # an old escape in a string of the user's is no news here
             return ast.parse(text, path)
     except SyntaxError as error:
+        if any(sign in (error.msg or "") for sign in _PYTHON_2):
+            raise HotlapError(f"{path}:{error.lineno or 1}: Python 2, which is not read here; exclude it.") from error
         raise HotlapError(f"{path}:{error.lineno or 1}: not valid Python ({error.msg}).") from error
     except ValueError as error:  # null bytes
         raise HotlapError(f"{path}:1: not valid Python ({error}).") from error

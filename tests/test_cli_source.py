@@ -1,0 +1,113 @@
+"""`hotlap check` and `hotlap fix` as they are called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotlap import plan as plans
+from hotlap.plan import Entry, Plan
+
+TRAIN = """import torch
+from data import loader, model
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x, y in loader:
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+"""
+DATA = """import torch
+from torch.utils.data import DataLoader
+from torchvision import datasets
+
+model = torch.nn.Linear(4, 1)
+loader = DataLoader(datasets.MNIST("x"), batch_size=8)
+"""
+
+
+@pytest.fixture
+def hotlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
+
+    def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hotlap", *arguments], cwd=tmp_path, capture_output=True, text=True
+        )
+
+    return called
+
+
+def plan_for(script: Path, *entries: Entry) -> None:
+    plans.write(str(script), Plan(script.name, "", "", "", "", "", "", 1.5, 1.4, 1.6, list(entries)))
+
+
+def test_checking_loads_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    code = (
+        "import sys; sys.argv = ['hotlap', 'check', '--no-cache', 'train.py']\nfrom hotlap.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = ('torch', 'numpy', 'matplotlib', 'jinja2', 'psutil', 'rich', 'multiprocessing', 'hotlap.observe')\n"
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "fused-optimizer" in done.stdout and done.stdout.strip().endswith("[]"), done.stdout
+
+
+def test_notebooks_are_named_by_cell_and_line(tmp_path: Path, hotlap) -> None:
+    cells = [{"cell_type": "markdown", "source": "hello"}, {"cell_type": "code", "source": TRAIN}]
+    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
+    done = hotlap("check", "--only", "fused", "book.ipynb")
+    assert done.returncode == 1 and "book.ipynb:cell 2:line 4: fused-optimizer:" in done.stdout
+    (found,) = json.loads(hotlap("check", "--only", "fused", "--format", "json", "book.ipynb").stdout)
+    assert (found["path"], found["cell"], found["line"], found["fix"]) == ("book.ipynb", 2, 4, None)
+
+
+def test_the_cache_is_the_users_and_can_be_left_out(tmp_path: Path, hotlap) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    cache = tmp_path.parent / f"{tmp_path.name}-cache"
+    first = hotlap("check", "--no-cache", ".")
+    assert not cache.exists()
+    assert hotlap("check", ".").stdout == first.stdout == hotlap("check", ".").stdout
+    assert list(cache.rglob("*.json")) and sorted(os.listdir(tmp_path)) == ["train.py"]
+
+
+def test_pyproject_knows_every_name_a_technique_goes_by(tmp_path: Path, hotlap) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "pyproject.toml").write_text('[tool.hotlap]\nselect = ["fused"]\n')
+    assert "1 finding " in hotlap("check", ".").stdout
+    (tmp_path / "pyproject.toml").write_text('[tool.hotlap]\nignore = ["fussed"]\n')
+    done = hotlap("check", ".")
+    assert done.returncode == 2 and "did you mean fused-optimizer" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_plan_is_written_into_all_files_of_its_script_and_nowhere_else(tmp_path: Path, hotlap) -> None:
+    for folder in (tmp_path, tmp_path / "elsewhere"):
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(TRAIN)
+        (folder / "data.py").write_text(DATA)
+    plan_for(
+        tmp_path / "train.py",
+        Entry("loader-workers", {"num_workers": 3}, 1.2),
+        Entry("fused-optimizer", {}, 1.1),
+        Entry("sample-cache", {}, 1.1),
+    )
+    done = hotlap("fix", "--plan", "hotlap.toml", "--diff", ".")
+    assert '+loader = DataLoader(datasets.MNIST("x"), batch_size=8, num_workers=3)' in done.stdout
+    assert "elsewhere" not in done.stdout and (tmp_path / "data.py").read_text() == DATA
+    done = hotlap("fix", "--plan", "hotlap.toml")
+    assert sorted(done.stdout.split("\n")) == ["", "fixed data.py", "fixed train.py"]
+    assert "fused=True" in (tmp_path / "train.py").read_text()
+    assert done.stderr.count("\n") == 1 and "sample-cache" in done.stderr
+    assert (tmp_path / "elsewhere" / "train.py").read_text() == TRAIN
+    again = hotlap("fix", "--plan", "hotlap.toml")
+    assert again.stdout == "nothing to fix\n" and again.returncode == 0
+
+
+def test_without_a_path_or_a_plan_there_is_nothing_to_fix(hotlap) -> None:
+    done = hotlap("fix")
+    assert done.returncode == 2 and "--plan" in done.stderr

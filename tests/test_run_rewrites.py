@@ -1,0 +1,62 @@
+"""`hotlap run` with a technique that only source can express: a stand-in, since the catalogue may have none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotlap.drive import drive
+from hotlap.observe.launch import Target
+from hotlap.source.edits import insert_argument
+from hotlap.technique import Choice, Family, Parity, Technique
+
+
+class Marks(Technique):
+    """Gives every call of torch.get_num_threads an argument that changes its code and nothing else."""
+
+    family = Family.SYNC
+
+    def parity(self, run):
+        return Parity.IDENTICAL
+
+    def spot(self, source):
+        for call in source.calls("torch.get_num_threads"):
+            if not call.node.args:
+                yield source.site(call.node, "message", "safe")
+
+    def rewrite(self, site, setting):
+        return insert_argument(site.node, "*()", source=site.source)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["x"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    path = tmp_path / "train.py"
+    path.write_text("import torch\ndef f():\n    return torch.get_num_threads()\nprint(f.__code__.co_code.hex())\n")
+    return Target(str(path))
+
+
+def test_it_is_written_in_memory_unless_that_is_not_wanted(script: Target, capsys: pytest.CaptureFixture[str]) -> None:
+    finders = list(sys.meta_path)
+    choices = [Choice(Marks(), {})]
+    drive(script, choices, "", quiet=False)
+    with_it, said = capsys.readouterr()
+    assert said.startswith("hotlap: marks\n") and "withdrawn" not in said and "found no place" not in said
+    drive(script, choices, "", quiet=False, rewrites=False)
+    without, said = capsys.readouterr()
+    assert said.startswith("hotlap: nothing applied")
+    assert with_it != without
+    sys.meta_path[:] = finders
+
+
+def test_a_technique_without_a_place_says_so(script: Target, capsys: pytest.CaptureFixture[str]) -> None:
+    finders = list(sys.meta_path)
+    Path(script.path).write_text("import torch\n")
+    drive(script, [Choice(Marks(), {})], "", quiet=False)
+    assert "marks found no place in this script's source" in capsys.readouterr().err
+    sys.meta_path[:] = finders
