@@ -7,9 +7,19 @@ import difflib
 from hotlap.catalogue.channels_last import ChannelsLast
 from hotlap.catalogue.compiled_model import CompiledModel
 from hotlap.catalogue.cudnn_benchmark import CudnnBenchmark
+from hotlap.catalogue.current_apis import CurrentApis
+from hotlap.catalogue.debug_off import DebugOff
+from hotlap.catalogue.einops_rearrange import EinopsRearrange
+from hotlap.catalogue.freed_memory import FreedMemory
+from hotlap.catalogue.fused_attention import FusedAttention
 from hotlap.catalogue.fused_optimizer import FusedOptimizer
+from hotlap.catalogue.grad_accumulation import GradAccumulation
+from hotlap.catalogue.grad_free_evaluation import GradFreeEvaluation
+from hotlap.catalogue.grads_to_none import GradsToNone
 from hotlap.catalogue.loader_workers import LoaderWorkers
 from hotlap.catalogue.mixed_precision import MixedPrecision
+from hotlap.catalogue.no_bias_before_norm import NoBiasBeforeNorm
+from hotlap.catalogue.no_data_parallel import NoDataParallel
 from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.catalogue.sample_cache import SampleCache
 from hotlap.catalogue.tf32_matmul import Tf32Matmul
@@ -22,10 +32,20 @@ TECHNIQUES: tuple[Technique, ...] = (
     ResidentDataset(),
     MixedPrecision(),
     Tf32Matmul(),
+    FusedAttention(),
     ChannelsLast(),
+    NoBiasBeforeNorm(),
     CudnnBenchmark(),
     CompiledModel(),
     FusedOptimizer(),
+    GradsToNone(),
+    NoDataParallel(),
+    CurrentApis(),
+    GradAccumulation(),
+    FreedMemory(),
+    GradFreeEvaluation(),
+    DebugOff(),
+    EinopsRearrange(),
 )
 
 

@@ -244,6 +244,7 @@ class Run:
     searches_kernels: bool = False  # torch.backends.cudnn.benchmark
     deterministic: bool = False  # asked of torch, or of cuDNN
     compiled_at: list[int] = field(default_factory=list)  # steps in which torch.compile was at work
+    anomaly_mode: bool = False  # a backward of the training ran in autograd's anomaly mode
 
     def share(self, *names: str) -> float:
         """The part of a step spent in the named shares, after warm-up."""

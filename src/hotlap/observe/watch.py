@@ -110,7 +110,7 @@ class Watch:
         self._refresh_at = 8
         self._weights: tuple[str, int] = ("cpu", 0)  # where they live, and their bytes
         self._images = mmap.mmap(-1, 8 * _SLOTS)  # shared with forked workers
-        self._compiles = False
+        self._compiles = self._anomaly_mode = False
         self._joints = joints = patch.joints
         patch.at(joints.loader_built, self._loader_built)
         patch.at(joints.loader_started, self._loader_started)
@@ -233,6 +233,7 @@ class Watch:
         if not self._closely and getattr(tensors, "numel", lambda: 0)() == 1:
             self._losses.append(tensors.detach())
         self._closures.update(self._updating)
+        self._anomaly_mode |= sys.modules["torch"].is_anomaly_enabled()
         mark = self._mark()
         start = clock()
         try:
@@ -375,6 +376,7 @@ class Watch:
             matmul_precision=torch.get_float32_matmul_precision(),
             searches_kernels=torch.backends.cudnn.benchmark,
             deterministic=torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+            anomaly_mode=self._anomaly_mode,
             trouble=self.trouble,
         )
         return Snapshot(run, list(self._loaders.facts), list(self._waits.sites) if self._waits is not None else [])

@@ -1,0 +1,71 @@
+"""Attention in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from hotlap.source.attention import hand_written_attention, is_certain, scale_argument
+from hotlap.source.bodies import remove_statement
+from hotlap.source.edits import Edit, add_import, replace_node
+from hotlap.technique import Family, Parity, Setting, Technique
+
+if TYPE_CHECKING:
+    from hotlap.observe.run import Run
+    from hotlap.source.module import Site, Source
+
+
+class FusedAttention(Technique):
+    """Attention runs as one kernel that never writes the matrix of weights to memory.
+
+    ## Why it is faster
+    Written by hand, attention makes a matrix of sequence by sequence for every head, writes it, reads it back to scale
+    it, to mask it, for the softmax, for dropout and for the product, and keeps several of these for backward. The fused
+    kernel goes through it in tiles that stay on the chip: its traffic and memory grow with the length of the sequence,
+    not with its square.
+
+    ## When it does not help
+    Short sequences have small matrices. A mask given as a tensor rules out the fastest kernel: `is_causal=True`, where
+    it can be said, is better still. The weights themselves are no longer there, so nothing is reported where they are
+    returned or looked at. In fp32 on older chips only the memory is saved. The fix is marked unsafe: shapes and the
+    meaning of a mask cannot be read from source, and a row that is masked altogether gives other values.
+
+    ## What changes numerically
+    The same mathematics with other rounding: the softmax is computed tile by tile. Dropout draws another, equally
+    distributed mask.
+
+    ## Claims
+    The lists are older than the kernel and do not have it. It came with torch 2.0, as
+    `F.scaled_dot_product_attention`, and chooses among several kernels by chip, type and mask.
+    """
+
+    family = Family.COMPUTE
+    aliases = ("sdpa", "scaled_dot_product_attention", "flash attention", "attention")
+    suits = "transformer"
+
+    def parity(self, run: Run | None) -> Parity:
+        return Parity.EQUIVALENT
+
+    def spot(self, source: Source) -> Iterator[Site]:
+        for found in hand_written_attention(source):
+            message = "attention written by hand stores its weights; scaled_dot_product_attention does not"
+            yield source.site(found.softmax, message, "unsafe" if is_certain(source, found) else None)
+
+    def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
+        source = site.source
+        found = next(one for one in hand_written_attention(source) if one.softmax is site.node)
+        functional = source.names.spelled("torch.nn.functional")
+        torch = source.names.spelled("torch")
+        given = [source.segment(one) for one in (found.query, found.key, found.value)]
+        options = {
+            "attn_mask": found.mask,
+            "dropout_p": found.dropout,
+            "scale": scale_argument(source, found),
+        }
+        given += [f"{name}={text}" for name, text in options.items() if text is not None]
+        owner = functional or f"{torch or 'torch'}.nn.functional"
+        for statement in found.statements:
+            yield from remove_statement(source, statement)
+        yield from replace_node(source, found.product, f"{owner}.scaled_dot_product_attention({', '.join(given)})")
+        if functional is None and torch is None:
+            yield from add_import(source, "import torch")

@@ -1,0 +1,69 @@
+"""No DataParallel."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from hotlap.source.bodies import in_brackets, remove_statement
+from hotlap.source.edits import Edit, replace_node
+from hotlap.source.names import spelling
+from hotlap.technique import Family, Parity, Setting, Technique
+
+if TYPE_CHECKING:
+    from hotlap.observe.run import Run
+    from hotlap.source.calls import Call
+    from hotlap.source.module import Site, Source
+
+WRAPPERS = ("torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel.DataParallel")
+FUNCTIONS = ("torch.nn.parallel.data_parallel", "torch.nn.parallel.data_parallel.data_parallel")
+KEYS = ("module", "state_dict", "load_state_dict", "save", "load")  # who may see that the keys change
+
+
+class NoDataParallel(Technique):
+    """The model is called directly, not through a wrapper that copies it to every device in every step.
+
+    ## Why it is faster
+    `DataParallel` copies all weights from the first device to the others in every step, splits the batch, runs one
+    Python thread a device (which take turns at the interpreter), gathers the outputs on the first device and adds the
+    gradients there. With one device it only scatters and gathers; some of its work remains in every call.
+
+    ## When it does not help
+    On one device the cost is small unless the step is. On several, leaving it out means using one of them: the faster
+    way there is `DistributedDataParallel`, one process a device. The wrapper also puts `module.` before every key of a
+    checkpoint; files written or read elsewhere depend on that. So it is rewritten only where one device is named and
+    the file neither saves nor loads, and even then the fix is marked unsafe; everywhere else it is reported.
+
+    ## What changes numerically
+    Nothing on one device. On several, batch norm sees the whole batch instead of each device's part.
+
+    ## Claims
+    The lists say "use DistributedDataParallel instead of DataParallel, even on one machine", as torch's own manual
+    does, and that is right. None says what the wrapper costs on one device, where many scripts keep it.
+    """
+
+    family = Family.COMPUTE
+    aliases = ("DataParallel", "dp", "nn.DataParallel")
+
+    def parity(self, run: Run | None) -> Parity:
+        return Parity.IDENTICAL
+
+    def spot(self, source: Source) -> Iterator[Site]:
+        for call in source.calls(*WRAPPERS, *FUNCTIONS):
+            can_fix = call.name in WRAPPERS and _names_one_device(call) and not source.mentions(*KEYS)
+            message = "DataParallel copies the model in every step; DistributedDataParallel, or on one device nothing"
+            yield source.site(call.node, message, "unsafe" if can_fix else None)
+
+    def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
+        assert isinstance(site.node, ast.Call)
+        wrapped, holder = site.node.args[0], site.source.parent(site.node)
+        if isinstance(holder, ast.Assign) and {spelling(one) for one in holder.targets} == {spelling(wrapped) or ""}:
+            return remove_statement(site.source, holder)  # `model = model` says nothing
+        return replace_node(site.source, site.node, in_brackets(site.source, wrapped))
+
+
+def _names_one_device(call: Call) -> bool:
+    devices = call.setting("device_ids", 1)
+    is_one = isinstance(devices, ast.List | ast.Tuple) and len(devices.elts) == 1
+    return is_one and bool(call.node.args) and not any(isinstance(one, ast.Starred) for one in call.node.args)
