@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from hotlap.catalogue import find
+from hotlap.source.module import Source
+
 KINDS = [
     (torch.optim.Adam, {}),
     (torch.optim.AdamW, {"amsgrad": True}),
@@ -296,3 +299,26 @@ def test_undone_in_the_middle_of_the_training(apply) -> None:
     train(plain, theirs, seed=2), train(model, ours, seed=2)
     assert close(plain, model)
     assert shape_of(ours.state_dict()) == shape_of(theirs.state_dict())
+
+
+HAND = "import torch\nfor x in data:\n    loss(x).backward()\n    for p in model.parameters():\n        {}\n"
+
+
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [
+        ("p.data.add_(p.grad, alpha=-lr)", 1),
+        ("p.data.add_(-lr * p.grad.data)", 1),
+        ("p.data.sub_(lr * p.grad)", 1),
+        ("p.data -= lr * p.grad", 1),
+        ("p -= lr * p.grad", 1),
+        ("p.data = p.data - lr * p.grad", 1),
+        ("p.grad.add_(p.data)", 0),
+        ("p.data.mul_(0.9).add_(other)", 0),
+        ("p.data.clamp_(-1, 1)", 0),
+        ("total += p.grad.norm()", 0),
+    ],
+)
+def test_updates_by_hand_are_reported_without_a_fix(update: str, expected: int) -> None:
+    sites = list(find("fused-optimizer").spot(Source(HAND.format(update))))
+    assert [(site.line, site.fix) for site in sites] == [(4, None)] * expected

@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from hotlap.catalogue import find
 from hotlap.parts import image_cache
+from hotlap.source.module import Source
 
 
 class Photos(Dataset):
@@ -108,3 +110,26 @@ def test_images_from_elsewhere_are_pils_own(apply, folder: Path) -> None:
     with pytest.raises(Image.UnidentifiedImageError):
         Image.open(folder / "text.png")
     assert image_cache.hits() == 0
+
+
+HELPED = """
+from PIL import Image
+from torch.utils.data import Dataset
+
+def load(path):
+    return Image.open(path)
+
+class Photos(Dataset):
+    def __init__(self, paths):
+        self.paths = paths
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return CALL
+"""
+
+
+@pytest.mark.parametrize(("call", "lines"), [("load(self.paths[index])", [6]), ("self.paths[index]", [])])
+def test_a_function_that_the_data_set_calls_is_looked_into(call: str, lines: list[int]) -> None:
+    sites = find("sample-cache").spot(Source(HELPED.replace("CALL", call)))
+    assert [site.line for site in sites] == lines

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 
+from hotlap.catalogue.async_copies import AsyncCopies
 from hotlap.catalogue.channels_last import ChannelsLast
 from hotlap.catalogue.compiled_model import CompiledModel
 from hotlap.catalogue.cudnn_benchmark import CudnnBenchmark
 from hotlap.catalogue.current_apis import CurrentApis
 from hotlap.catalogue.debug_off import DebugOff
+from hotlap.catalogue.device_born_tensors import DeviceBornTensors
 from hotlap.catalogue.einops_rearrange import EinopsRearrange
 from hotlap.catalogue.freed_memory import FreedMemory
 from hotlap.catalogue.fused_attention import FusedAttention
@@ -20,16 +22,28 @@ from hotlap.catalogue.loader_workers import LoaderWorkers
 from hotlap.catalogue.mixed_precision import MixedPrecision
 from hotlap.catalogue.no_bias_before_norm import NoBiasBeforeNorm
 from hotlap.catalogue.no_data_parallel import NoDataParallel
+from hotlap.catalogue.persistent_workers import PersistentWorkers
+from hotlap.catalogue.pinned_batches import PinnedBatches
 from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.catalogue.sample_cache import SampleCache
+from hotlap.catalogue.single_precision import SinglePrecision
+from hotlap.catalogue.sync_free_loop import SyncFreeLoop
 from hotlap.catalogue.tf32_matmul import Tf32Matmul
+from hotlap.catalogue.zero_copy_tensors import ZeroCopyTensors
 from hotlap.errors import HotlapError
 from hotlap.technique import Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
     LoaderWorkers(),
+    PersistentWorkers(),
+    PinnedBatches(),
     SampleCache(),
     ResidentDataset(),
+    DeviceBornTensors(),
+    ZeroCopyTensors(),
+    AsyncCopies(),
+    SyncFreeLoop(),
+    SinglePrecision(),
     MixedPrecision(),
     Tf32Matmul(),
     FusedAttention(),

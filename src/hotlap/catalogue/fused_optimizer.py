@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotlap.source.calls import ABSENT, Call
 from hotlap.source.edits import insert_argument
+from hotlap.source.names import spelling
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ class FusedOptimizer(Technique):
     When the update is a small share of the step, as in most convolutional networks at usual batch sizes, there is
     little to save. Only Adam, AdamW, SGD and Adagrad have such a kernel. It refuses sparse gradients, complex or
     integer parameters, `differentiable=True` and `foreach=True`; that is why the fix is marked unsafe: it cannot be
-    read from source that none of these will come.
+    read from source that none of these will come. An update written by hand, one parameter after the other, is
+    reported without a fix: which optimizer it is, its author knows best.
 
     ## What changes numerically
     The same formula with other rounding: operations are combined in one expression, where the default rounds to memory
@@ -60,13 +63,16 @@ class FusedOptimizer(Technique):
         return Parity.EQUIVALENT
 
     def spot(self, source: Source) -> Iterator[Site]:
-        if source.mentions("sparse", "to_sparse", "sparse_coo_tensor"):
+        is_sparse = any(given.arg == "sparse" for call in source.names.call_nodes for given in call.keywords)
+        if is_sparse or source.mentions("to_sparse", "sparse_coo_tensor", "SparseAdam"):
             return
         for call in source.calls(*OPTIMIZERS):
             others = ("fused", "differentiable", "capturable")
             if all(call.setting(name) is ABSENT for name in others) and _chooses_no_foreach(call):
                 name = call.name.rpartition(".")[2]
                 yield source.site(call.node, f"{name} updates in many small kernels; fused=True needs one", "unsafe")
+        for loop in _updates_by_hand(source):
+            yield source.site(loop, "updates parameter by parameter; torch.optim.SGD(..., fused=True) needs one kernel")
 
     def seen(self, run: Run) -> bool | None:
         able = [optimizer.fused for optimizer in run.optimizers if _has_kernel(optimizer)]
@@ -109,6 +115,28 @@ def _has_kernel(optimizer: OptimizerFacts) -> bool:
 
 def _chooses_no_foreach(call: Call) -> bool:
     return call.setting("foreach", OPTIMIZERS[call.name]) is ABSENT
+
+
+def _updates_by_hand(source: Source) -> Iterator[ast.For]:
+    """`for p in model.parameters(): p.data.add_(p.grad, alpha=-lr)`, in all the ways that is written."""
+    for call in source.method_calls("parameters"):
+        loop = source.parent(call)
+        name = loop.target.id if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) else None
+        if isinstance(loop, ast.For) and name and any(_moves_weight(node, name) for node in ast.walk(loop)):
+            yield loop
+
+
+def _moves_weight(node: ast.AST, name: str) -> bool:
+    """Whether a node changes the parameter, or its `data`, by something with its gradient in it."""
+    weight, given = None, []
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("add_", "sub_"):
+        weight, given = node.func.value, [*node.args, *(one.value for one in node.keywords)]
+    elif isinstance(node, ast.AugAssign):
+        weight, given = node.target, [node.value]
+    elif isinstance(node, ast.Assign):
+        weight, given = node.targets[0], [node.value]
+    used = {spelling(one) for part in given for one in ast.walk(part)}
+    return weight is not None and spelling(weight) in (name, f"{name}.data") and f"{name}.grad" in used
 
 
 def _call_at(site: Site) -> Call:

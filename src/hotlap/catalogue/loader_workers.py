@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import os
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,12 @@ from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
     from hotlap.observe.run import LoaderFacts, Run
+    from hotlap.parts.lasting_workers import LastingWorkers
     from hotlap.source.edits import Edit
     from hotlap.source.module import Site, Source
 
 LOADER = "torch.utils.data.DataLoader"
 DATASET, SHUFFLE, SAMPLER, BATCH_SAMPLER, NUM_WORKERS = 0, 2, 3, 4, 5  # positions of DataLoader's parameters
-Lasting = weakref.WeakKeyDictionary[Any, int]  # loaders whose workers live on, with the state these were forked from
 _WRAPPERS = tuple(f"torch.utils.data.{name}" for name in ("Subset", "ConcatDataset", "random_split"))
 _CHEAP = {"len", "int", "float", "torch.tensor", "torch.as_tensor", "torch.from_numpy"}
 
@@ -92,9 +91,12 @@ class LoaderWorkers(Technique):
         return [Try({"num_workers": number, "persistent_workers": True}, wait) for number in numbers]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        lasting: Lasting = weakref.WeakKeyDictionary()
+        from hotlap.observe.dataset_state import dataset_state
+        from hotlap.parts.lasting_workers import LastingWorkers
+
+        lasting = LastingWorkers(dataset_state)
         patch.at(patch.joints.loader_built, functools.partial(_with_workers, setting, lasting))
-        patch.at(patch.joints.loader_started, functools.partial(_start_as_before, lasting))
+        patch.at(patch.joints.loader_started, lasting.start)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
@@ -120,7 +122,7 @@ def _why_not(loader: LoaderFacts) -> str | None:
     return None
 
 
-def _with_workers(setting: Setting, lasting: Lasting, proceed: Any, loader: Any, bound: Any) -> None:
+def _with_workers(setting: Setting, lasting: LastingWorkers, proceed: Any, loader: Any, bound: Any) -> None:
     """Give a loader its workers where it has none and its data set bears it; settled before the loader exists."""
     from torch.utils.data import IterableDataset
 
@@ -142,28 +144,8 @@ def _with_workers(setting: Setting, lasting: Lasting, proceed: Any, loader: Any,
         chosen["num_workers"] = workers
         chosen.update({name: setting[name] for name in ("prefetch_factor", "persistent_workers") if name in setting})
         if chosen["persistent_workers"]:
-            lasting[loader] = 0
+            lasting.keep(loader)
     proceed(loader, bound)
-
-
-def _start_as_before(lasting: Lasting, loader: Any) -> None:
-    """Workers that live on keep the data set they were forked with: where it has changed since, as by `set_epoch`,
-    they are forked anew. A loader that starts also draws a seed for its workers before its sampler draws one for the
-    order; without that draw every later epoch would come in another order."""
-    import torch
-
-    from hotlap.observe.dataset_state import dataset_state
-
-    if loader not in lasting:
-        return
-    before, lasting[loader] = lasting[loader], dataset_state(loader.dataset)
-    if loader._iterator is None:
-        return
-    if lasting[loader] != before:
-        loader._iterator._shutdown_workers()
-        loader._iterator = None
-    else:
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
 def _batches(chosen: dict[str, Any]) -> int:

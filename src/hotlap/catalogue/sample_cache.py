@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hotlap.source.edits import add_import, replace_node
+from hotlap.source.origins import Origins
 from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -106,11 +107,20 @@ class SampleCache(Technique):
 
 
 def _is_in_dataset(call: Call) -> bool:
-    """Whether a call stands in `__getitem__` of a class that is, or looks like, a map-style data set."""
+    """Whether a call stands in `__getitem__` of a map-style data set, or in a function that one calls."""
     source = call.source
-    method = source.enclosing(call.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-    owner = source.parent(method) if method else None
-    if not isinstance(method, ast.FunctionDef) or method.name != "__getitem__" or not isinstance(owner, ast.ClassDef):
+    function = source.enclosing(call.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    if function is None or _is_getter(source, function):
+        return function is not None
+    callers = [source.enclosing(one, ast.FunctionDef) for one in Origins(source).calls_of(function)]
+    return any(caller is not None and _is_getter(source, caller) for caller in callers)
+
+
+def _is_getter(source: Source, function: ast.AST) -> bool:
+    """`__getitem__` of a class that is, or looks like, a map-style data set."""
+    owner = source.parent(function)
+    is_named = isinstance(function, ast.FunctionDef) and function.name == "__getitem__"
+    if not is_named or not isinstance(owner, ast.ClassDef):
         return False
     has_length = any(isinstance(one, ast.FunctionDef) and one.name == "__len__" for one in owner.body)
     bases = [source.name_of(base) or "" for base in owner.bases]

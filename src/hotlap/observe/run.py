@@ -3,6 +3,7 @@ steps went. Plain data: it crosses process borders as JSON, and techniques judge
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -254,6 +255,16 @@ class Run:
     def shares(self) -> dict[str, float]:
         first = self.warmup_steps if self.warmup_steps >= 0 else len(self.step_parts) // 10
         return shares(self.step_parts[first:])
+
+    @property
+    def epoch_start_share(self) -> float:
+        """The part of the steps' time that the first step of each later epoch takes beyond the usual."""
+        later = [self.step_seconds[number] for number in self.epoch_starts[1:]]
+        if not later:
+            return 0.0
+        usual = statistics.median(self.step_seconds)
+        settled = sum(self.step_seconds[self.epoch_starts[1] :])
+        return sum(max(0.0, seconds - usual) for seconds in later) / (settled or 1.0)
 
 
 def shares(rows: Sequence[Sequence[float]]) -> dict[str, float]:

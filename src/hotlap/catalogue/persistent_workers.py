@@ -1,0 +1,179 @@
+"""Loader workers that live on."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hotlap.source.calls import ABSENT, UNSURE, Call
+from hotlap.source.edits import Edit, insert_argument
+from hotlap.source.origins import Origins, given_anywhere, is_called
+from hotlap.source.transfers import Draw, draws
+from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
+
+if TYPE_CHECKING:
+    from hotlap.observe.patch import Patch
+    from hotlap.observe.run import Run
+    from hotlap.source.module import Site, Source
+
+LOADER = "torch.utils.data.DataLoader"
+NUM_WORKERS = 5  # its position among DataLoader's parameters
+_COUNTS = ("os.cpu_count", "multiprocessing.cpu_count")
+
+
+class PersistentWorkers(Technique):
+    """Loader workers are started once and live through all epochs and validation passes, not once for each.
+
+    ## Why it is faster
+    Every `for batch in loader` starts `num_workers` processes, each of which copies the data set, and ends them when
+    the pass is over. The first batch of every epoch waits for that, and so does the first of every validation. With
+    `persistent_workers=True` the processes stay and begin to load ahead at once.
+
+    ## When it does not help
+    Long epochs: a start of a second is nothing beside an hour. A loader that is iterated once. It spends memory: the
+    workers of the training loader stay while those of the validation loader work. The fix is marked unsafe, since the
+    workers keep the data set they were started with: one that is changed between epochs (`dataset.set_epoch`) would
+    not be seen to change. In a run with hotlap that is noticed, and they are started anew.
+
+    ## What changes numerically
+    Torch draws one seed less from its generator for every epoch, so the written fix shuffles later epochs otherwise
+    for the same seed: other draws of the same distribution. Applied by hotlap, the order stays as it was and, where
+    the data set draws nothing at random, every batch is the same; random augmentation goes on with each worker's
+    generator where torch would seed it anew.
+
+    ## Claims
+    No figure is claimed for it, although well-known scripts start all their workers again at every validation.
+    The gain is the start, a fixed time an epoch: it must be read against the length of one. `persistent_workers=True`
+    with `num_workers=0` raises.
+    """
+
+    family = Family.WAIT
+    aliases = ("persistent_workers",)
+
+    def parity(self, run: Run | None) -> Parity:
+        certain = run is not None and all(loader.draws_random is False for loader in run.loaders if loader.trains)
+        return Parity.IDENTICAL if certain else Parity.EQUIVALENT
+
+    def spot(self, source: Source) -> Iterator[Site]:
+        if not any(source.calls(LOADER)) or _changes_its_data(source):
+            return
+        origins = Origins(source)
+        passes = [(draw, origins.makers(draw.loader, LOADER) or []) for draw in draws(source)]
+        for call in source.calls(LOADER):
+            chosen = call.setting("persistent_workers") is not ABSENT
+            if chosen or _number(call) is None or not _is_iterated_again(origins, call, passes):
+                continue
+            message = "all workers are started anew for every pass; persistent_workers keeps them"
+            yield source.site(call.node, message, "unsafe")
+
+    def seen(self, run: Run) -> bool | None:
+        having = [loader.persistent_workers for loader in run.loaders if loader.trains and loader.num_workers]
+        return all(having) if having else None
+
+    def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
+        training = [loader for loader in run.loaders if loader.trains and loader.num_workers]
+        if not training:
+            return CannotHelp("no training loader with workers was seen")
+        if len(run.epoch_starts) < 2:
+            return CannotHelp("no second epoch was seen")
+        if all(loader.changes for loader in training):
+            return CannotHelp("its data set changes while it is read, so its workers must be started anew")
+        return [Try({}, run.epoch_start_share)]
+
+    def apply(self, patch: Patch, setting: Setting) -> None:
+        from hotlap.observe.dataset_state import dataset_state
+        from hotlap.parts.lasting_workers import LastingWorkers
+
+        lasting = LastingWorkers(dataset_state)
+
+        def built(proceed: Any, loader: Any, bound: Any) -> None:
+            chosen = bound.arguments
+            is_new = chosen["num_workers"] > 0 and not chosen["persistent_workers"]
+            if is_new:
+                chosen["persistent_workers"] = True
+                lasting.keep(loader)
+            proceed(loader, bound)
+
+        patch.at(patch.joints.loader_built, built)
+        patch.at(patch.joints.loader_started, lasting.start)
+
+    def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
+        call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
+        number = _number(call)
+        assert number is not None
+        source, holder = site.source, site.source.parent(number)
+        is_option = any(isinstance(node, ast.Attribute) and node.attr != "cpu_count" for node in ast.walk(number))
+        value = f"{source.segment(number)} > 0" if is_option else "True"
+        if isinstance(holder, ast.Dict):  # where the number stands, since it may be there on one machine only
+            quote = source.segment(holder.keys[holder.values.index(number)] or number)[0]
+            end = source.lines.span(number)[1]
+            return [Edit(end, end, f", {quote}persistent_workers{quote}: {value}")]
+        outer = source.parent(holder) if isinstance(holder, ast.keyword) else None
+        if isinstance(outer, ast.Call) and outer is not call.node:  # dict(num_workers=...)
+            return insert_argument(outer, f"persistent_workers={value}", source=source)
+        return insert_argument(call, f"persistent_workers={value}")
+
+
+def _changes_its_data(source: Source) -> bool:
+    """`dataset.set_epoch(...)`; a sampler lives in the script's own process, so its epoch is no matter."""
+    receivers = [call.func.value for call in source.method_calls("set_epoch") if isinstance(call.func, ast.Attribute)]
+    return any("sampler" not in source.segment(receiver).lower() for receiver in receivers)
+
+
+def _number(call: Call) -> ast.expr | None:
+    """The number of workers, where it is surely above zero, or is wherever it is given at all."""
+    given = call.setting("num_workers", NUM_WORKERS)
+    if given is UNSURE and any(one.arg is None for one in call.node.keywords):
+        everywhere = given_anywhere(call.source, "num_workers")
+        given = everywhere[0] if len(everywhere) == 1 else UNSURE
+    return given if isinstance(given, ast.expr) and _is_positive(call.source, given) else None
+
+
+def _is_positive(source: Source, number: ast.expr) -> bool:
+    value = source.value_of(number)
+    if isinstance(value, ast.Call) and is_called(source, value, "int") and len(value.args) == 1:
+        value = value.args[0]
+    if isinstance(value, ast.Constant):
+        return isinstance(value.value, int) and value.value > 0
+    if isinstance(value, ast.Call):
+        return source.name_of(value.func) in _COUNTS
+    if not isinstance(value, ast.Attribute):
+        return False
+    for call in source.method_calls("add_argument"):  # args.workers: what the script's own option defaults to
+        flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        named = [one.value for one in call.keywords if one.arg == "dest" and isinstance(one.value, ast.Constant)]
+        options = [flag.lstrip("-").replace("-", "_") for flag in flags if flag.startswith("--")]
+        default = next((one.value for one in call.keywords if one.arg == "default"), None)
+        if value.attr in options or any(one.value == value.attr for one in named):
+            return isinstance(default, ast.Constant) and isinstance(default.value, int) and default.value > 0
+    return False
+
+
+def _is_iterated_again(origins: Origins, call: Call, passes: list[tuple[Draw, list[Call]]]) -> bool:
+    """Whether some loop runs through the loader again and again without building it anew."""
+    built_in = origins.loops_around(call.node)
+    for draw, makers in passes:
+        if any(maker.node is call.node for maker in makers):
+            head = draw.node if not isinstance(draw.node, ast.For | ast.AsyncFor) else draw.node.iter
+            is_drawn_once = isinstance(draw.node, ast.Call)  # next(iterator) goes on with the same pass
+            if not is_drawn_once and origins.loops_around(head) - built_in:
+                return True
+    return _is_handed_over(origins, call, built_in)
+
+
+def _is_handed_over(origins: Origins, call: Call, built_in: set[Any]) -> bool:
+    """Whether a function from another file is given the loader in a loop, as in `evaluate(model, val_loader)`."""
+    source, holder = call.source, call.source.parent(call.node)
+    target = holder.targets[0] if isinstance(holder, ast.Assign) else None
+    if not isinstance(target, ast.Name):
+        return False
+    for use in source.uses(target):
+        taker = source.parent(use)
+        if isinstance(taker, ast.keyword):
+            taker = source.parent(taker)
+        name = source.name_of(taker.func) if isinstance(taker, ast.Call) and taker.func is not use else None
+        is_foreign = name is not None and "." in name and not name.startswith(("torch.", "tqdm."))
+        if is_foreign and origins.loops_around(use) - built_in:
+            return True
+    return False

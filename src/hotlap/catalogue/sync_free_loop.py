@@ -1,0 +1,150 @@
+"""No waiting for the device in the loop."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hotlap.source.device_values import READS, DeviceValues
+from hotlap.source.loops import Function
+from hotlap.source.origins import is_called, iterated
+from hotlap.source.transfers import uses_device
+from hotlap.technique import Family, Needs, Parity, Technique
+
+if TYPE_CHECKING:
+    from hotlap.observe.run import Run
+    from hotlap.source.module import Site, Source
+
+_NUMBERS = ("float", "int", "bool", "math.isnan", "math.isinf", "math.isfinite")
+_COPIES = ("pageable copy", "synchronize")  # waits that other techniques mend, or that are meant
+
+
+class SyncFreeLoop(Technique):
+    """The host queues one step after the other, instead of waiting for the device to finish each of them.
+
+    ## Why it is faster
+    A GPU works through a queue that the host fills ahead of time. `loss.item()` needs the number now: the host stands
+    still until everything queued has been computed, then begins to fill the queue again, while the GPU runs dry. Sums
+    and counts can stay on the device: add up tensors (`total += loss.detach()`) and read them once, when they are
+    shown. `.tolist()`, `float(x)`, `print(x)`, `if x > 0:` and `nonzero` wait in the same way.
+
+    ## When it does not help
+    On a CPU nobody waits. Where a step keeps the GPU busy far longer than it takes to queue, the wait costs little:
+    `hotlap profile` gives the seconds for each line. Reading every hundredth step is the remedy, not the mistake, so
+    what stands under an `if` is never reported. One copy of an evaluation's outputs to the host is not either: it frees
+    the device's memory.
+
+    ## What changes numerically
+    The values are the same, read later. A sum in float32 on the device rounds where a sum of Python floats does not;
+    over very many steps a float64 sum on the device keeps the digits.
+
+    ## Claims
+    "Avoid .item(), .cpu(), .numpy() and print in the loop" is in most lists, without a figure and without the reason
+    why it may do nothing: the wait is only worth what the host could have queued meanwhile. The first wait of a step
+    is the one that costs; a second right after it finds the queue empty.
+    """
+
+    family = Family.SYNC
+    needs = Needs(device="cuda")
+    aliases = ("item", ".item()", "synchronisation", "cudaStreamSynchronize", "nonzero")
+
+    def parity(self, run: Run | None) -> Parity:
+        return Parity.IDENTICAL
+
+    def spot(self, source: Source) -> Iterator[Site]:
+        if not uses_device(source):
+            return
+        found: dict[ast.AST, str] = {}
+        for place in _evaluations(source):
+            for node, what in _waits(source, place, copies=False):
+                found[node] = f"{what} waits for the device at every evaluation batch; add up there, read at the end"
+        for place in _steps(source):
+            for node, what in _waits(source, place, copies=True):
+                found[node] = f"{what} waits for the device in every step; {_remedy(what)}"
+        for node in sorted(found, key=lambda one: source.lines.span(one)):
+            yield source.site(node, found[node])
+
+    def seen(self, run: Run) -> bool | None:
+        """From a close watch on a device only; a wait in fewer than half the steps is one for show."""
+        if run.device == "cpu" or not run.syncs or not run.step_seconds:
+            return None
+        often = [sync for sync in run.syncs if 2 * sync.steps >= len(run.step_seconds)]
+        return all(sync.kind in _COPIES for sync in often)
+
+
+def _remedy(what: str) -> str:
+    """A value that is kept or shown can be read later; one that decides what comes next cannot."""
+    is_kept = what.startswith(".") or what in ("float(...)", "int(...)", "print(...)")
+    return "add up on the device, read when shown" if is_kept else "decide on the device, or ask less often"
+
+
+def _steps(source: Source) -> Iterator[ast.AST]:
+    """The training loops; where the backward pass is in a function they call, that function too."""
+    for loop in source.training_loops():
+        yield loop
+        called = [source.definition(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call)]
+        for function in dict.fromkeys(one for one in called if isinstance(one, Function)):
+            if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(function)):
+                yield function
+
+
+def _evaluations(source: Source) -> Iterator[ast.AST]:
+    """Loops over batches: `for i in range(n)` under no_grad is rather a text being generated word by word."""
+    for loop in source.evaluation_loops():
+        over = iterated(source, loop)[1] if isinstance(loop, ast.For | ast.AsyncFor) else None
+        is_count = isinstance(over, ast.Call) and is_called(source, over, "range") and len(over.args) < 3
+        if over is not None and not is_count:
+            yield loop
+
+
+def _waits(source: Source, place: ast.AST, copies: bool) -> Iterator[tuple[ast.AST, str]]:
+    """What makes the host wait on every trip through a place, with its name."""
+    values = DeviceValues(source, place)
+    for node in ast.walk(place):
+        what = _wait(source, node, values, READS if copies else ("item",))
+        if what and _is_unconditional(source, node, place):
+            yield node, what
+
+
+def _wait(source: Source, node: ast.AST, values: DeviceValues, reads: tuple[str, ...]) -> str | None:
+    if isinstance(node, ast.Call):
+        name = source.name_of(node.func)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in (*reads, "nonzero"):
+            is_bare = not node.args and not node.keywords
+            return f".{node.func.attr}()" if is_bare and values.is_derived(node.func.value) else None
+        if name in _NUMBERS and len(node.args) == 1 and values.is_tensor(node.args[0]):
+            return f"{name}(...)"
+        if name == "print" and any(values.is_tensor(one) for given in node.args for one in _shown(given)):
+            return "print(...)"
+    if isinstance(node, ast.If | ast.While | ast.Assert):
+        tests = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+        tests = [one.operand if isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Not) else one for one in tests]
+        if any(map(values.is_tensor, tests)):
+            return "assert" if isinstance(node, ast.Assert) else "if" if isinstance(node, ast.If) else "while"
+    return None
+
+
+def _shown(argument: ast.expr) -> list[ast.expr]:
+    """What `print` shows of an argument: itself, or the values inside an f-string."""
+    if isinstance(argument, ast.JoinedStr):
+        return [part.value for part in argument.values if isinstance(part, ast.FormattedValue)]
+    return [argument]
+
+
+def _asks_for_none(test: ast.expr) -> bool:
+    """`if x is not None`: a part that a model has or has not, the same in every step."""
+    return isinstance(test, ast.Compare) and all(isinstance(op, ast.Is | ast.IsNot) for op in test.ops)
+
+
+def _is_unconditional(source: Source, node: ast.AST, place: ast.AST) -> bool:
+    """Whether a node is reached on every trip: not under an `if`, in a handler or in a function made there."""
+    below = node
+    for above in source.ancestors(node):
+        if above is place:
+            return not isinstance(place, ast.For | ast.AsyncFor) or below in place.body
+        is_branch = isinstance(above, ast.If | ast.IfExp) and below is not above.test and not _asks_for_none(above.test)
+        if is_branch or isinstance(above, ast.ExceptHandler | Function | ast.Lambda | ast.ClassDef):
+            return False
+        below = above
+    return False

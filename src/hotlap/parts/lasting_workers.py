@@ -1,0 +1,38 @@
+"""Loader workers that live on between epochs, while every epoch comes in the order it would have had without that."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+class LastingWorkers:
+    """Loaders with `persistent_workers`, minded at the start of each of their epochs.
+
+    Workers keep the data set they were forked with: where `state_of` says that it has changed since, as by
+    `set_epoch`, they are forked anew. A loader that starts also draws a seed for its workers before its sampler draws
+    one for the order; without that draw every later epoch would come in another order.
+    """
+
+    def __init__(self, state_of: Callable[[Any], int]) -> None:
+        self._state_of = state_of
+        self._states: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def keep(self, loader: Any) -> None:
+        self._states[loader] = 0
+
+    def start(self, loader: Any) -> None:
+        """To be called whenever a loader is about to be iterated."""
+        import torch
+
+        if loader not in self._states:
+            return
+        before, self._states[loader] = self._states[loader], self._state_of(loader.dataset)
+        if loader._iterator is None:
+            return
+        if self._states[loader] != before:
+            loader._iterator._shutdown_workers()
+            loader._iterator = None
+        else:
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)

@@ -1,0 +1,88 @@
+"""Workers live on, and every epoch is the one it would have been."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from hotlap.catalogue import find
+from hotlap.observe.run import LoaderFacts, Run
+from hotlap.technique import CannotHelp, Parity
+
+
+class Numbers(Dataset):
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return 100 * self.epoch + index, os.getpid()
+
+
+def epochs(loader: DataLoader, before=lambda number: None) -> tuple[list[list[int]], list[set[int]]]:
+    orders, makers = [], []
+    for number in range(3):
+        before(number)
+        batches = list(loader)
+        orders.append([int(i) for numbers, _ in batches for i in numbers])
+        makers.append({int(pid) for _, pids in batches for pid in pids})
+    return orders, makers
+
+
+def test_the_same_workers_and_the_order_of_the_script(apply) -> None:
+    def run() -> tuple[list[list[int]], list[set[int]]]:
+        torch.manual_seed(5)
+        return epochs(DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=2))
+
+    expected, makers = run()
+    assert expected[0] != expected[1] and makers[0] != makers[1]
+    apply("persistent-workers")
+    orders, makers = run()
+    assert orders == expected
+    assert makers[0] == makers[1] == makers[2] and len(makers[0]) == 2
+
+
+def test_a_data_set_that_changed_is_read_by_new_workers(apply) -> None:
+    apply("persistent-workers")
+    data = Numbers()
+    loader = DataLoader(Subset(data, range(24)), batch_size=4, num_workers=2)
+    orders, _ = epochs(loader, lambda number: setattr(data, "epoch", number))
+    assert [order[0] for order in orders] == [0, 100, 200]
+
+
+def test_loaders_without_workers_and_those_that_chose_are_left_alone(apply) -> None:
+    apply("persistent-workers")
+    assert not DataLoader(Numbers()).persistent_workers
+    chosen = DataLoader(Numbers(), batch_size=4, num_workers=1, persistent_workers=True)
+    assert chosen.persistent_workers and len(list(chosen)) == 6
+
+
+def test_undone_the_next_loader_is_plain(apply) -> None:
+    apply("persistent-workers").undo()
+    assert not DataLoader(Numbers(), num_workers=1).persistent_workers
+
+
+def loader(**facts) -> LoaderFacts:
+    usual = {"dataset": "Numbers", "batch_size": 4, "num_workers": 2, "prefetch_factor": 2, "pin_memory": False}
+    usual |= {"persistent_workers": False, "iterable": False, "in_memory": False, "length": 24}
+    usual |= {"private_generator": False, "start_method": "fork", "trains": True, "draws_random": False}
+    return LoaderFacts(**{**usual, **facts})
+
+
+def test_what_it_could_gain_is_what_later_epochs_cost_at_their_start() -> None:
+    seconds = [3.0, 1.0, 1.0, 1.0] + [2.0, 1.0, 1.0, 1.0] * 2
+    run = Run("2.11", "cpu", loaders=[loader()], step_seconds=seconds, epoch_starts=[0, 4, 8])
+    (attempt,) = find("persistent-workers").settings(run)
+    assert attempt.most == 2 / 10, "one second in each of two later epochs of five"
+    once = Run("2.11", "cpu", loaders=[loader()], step_seconds=seconds, epoch_starts=[0])
+    assert isinstance(find("persistent-workers").settings(once), CannotHelp)
+    assert isinstance(find("persistent-workers").settings(Run("2.11", "cpu", [loader(num_workers=0)])), CannotHelp)
+
+
+def test_parity_depends_on_random_draws() -> None:
+    technique = find("persistent_workers")
+    assert technique.parity(Run("2.11", "cpu", [loader()])) is Parity.IDENTICAL
+    assert technique.parity(Run("2.11", "cpu", [loader(draws_random=None)])) is Parity.EQUIVALENT
