@@ -250,3 +250,18 @@ def test_what_starts_slowly_needs_room_for_its_start() -> None:
     made._screen()
     assert made.found.plan == [] and all("slow" not in names for names in bench.asked)
     assert {one.technique for one in made.found.not_tried} == {"slow"}
+
+
+def test_what_gains_after_an_epoch_is_not_judged_by_less() -> None:
+    class Filling(Fast):
+        fills_in_an_epoch = True
+
+    bench = Made({(): 1.0, ("filling",): 0.5})
+    made = search(bench, Filling())
+    made._screen()
+    assert made.found.plan == [] and "first epoch" in made.found.not_tried[0].reason
+    bench.epoch_steps = 10
+    made = search(bench, Filling())
+    bench.epoch_steps = 10
+    made._screen()
+    assert [str(choice) for choice in made.found.plan] == ["filling"]

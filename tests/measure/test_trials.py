@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hotlap.measure import sandbox
+from hotlap.measure import landlock, sandbox
 from hotlap.measure.trial import Trials
 
 LOOP = """
@@ -180,3 +180,20 @@ def test_the_server_never_computes() -> None:
         )
         trial = trials.run(Order(name=str(path), cwd=folder, limit_seconds=20, watched=False))
         assert "sings" in trial.log, trial.ending
+
+
+@pytest.mark.parametrize("kind", ["namespace", "redirect", "none"])
+def test_a_script_that_wants_a_terminal(run_script, tmp_path: Path, kind: str) -> None:
+    """It may ask how wide that is; who reads from it comes to the end at once, as from an empty input."""
+    if kind == "namespace" and sandbox.available() is not None:
+        pytest.skip("no namespaces here")
+    if kind == "redirect" and landlock.available() is not None:
+        pytest.skip("no Landlock here")
+    text = """
+    import os, sys
+    print(os.popen("stty size").read().split(), sys.stdin.isatty(), repr(sys.stdin.read()))
+    try: input()
+    except EOFError: print("the end")
+    """
+    trial = run_script(script(tmp_path, text), watched=False, terminal=[24, 100], sandbox=kind, limit_seconds=20.0)
+    assert trial.log == "['24', '100'] True ''\nthe end\n"

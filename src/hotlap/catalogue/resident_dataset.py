@@ -42,6 +42,7 @@ class ResidentDataset(Technique):
     family = Family.WAIT
     aliases = ("in-memory dataset", "TensorDataset", "preload", "ram dataset")
     traits = frozenset({"kept samples"})
+    fills_in_an_epoch = True
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.IDENTICAL

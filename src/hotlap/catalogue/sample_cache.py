@@ -50,6 +50,7 @@ class SampleCache(Technique):
     needs = Needs(package="PIL")
     aliases = ("in-memory dataset", "cache", "Image.open")
     traits = frozenset({"cached samples"})
+    fills_in_an_epoch = True
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.IDENTICAL

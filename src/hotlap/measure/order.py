@@ -35,6 +35,7 @@ class Order:
     protected: bool = True
     sandbox: str = ""  # "namespace", "redirect" or "none"; empty: as HOTLAP_SANDBOX says, else "namespace"
     allow_network: bool = False
+    terminal: list[int] = field(default_factory=list)  # rows and columns of the one on its standard input; none: empty
     watched: bool = True
     closely: bool = False  # also watch host syncs, copies, how batches are made, layers and memory
     parity: Role | None = None  # what the witness is there for, if there is one

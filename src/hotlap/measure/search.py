@@ -148,6 +148,9 @@ class Search:
             verdict = consider(technique, self.found.before, self._allow_different)
             if isinstance(verdict, Skipped):
                 self.found.not_tried.append(NotTried(technique.id, verdict.reason))
+            elif technique.fills_in_an_epoch and not self._bench.epoch_steps:
+                words = "gains after the first epoch, which trials of this length do not reach: try a larger --budget"
+                self.found.not_tried.append(NotTried(technique.id, words))
             else:
                 self.found.parities[technique.id] = verdict.parity
                 found.append(verdict)

@@ -6,13 +6,17 @@ on stdin, one answer a line on stdout; trials come one at a time."""
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
 import signal
+import struct
 import sys
 import tempfile
+import termios
 import time
+from collections.abc import Sequence
 
 from hotlap.measure import ending, sandbox
 from hotlap.measure.child import run_trial
@@ -22,6 +26,7 @@ from hotlap.observe.launch import Target
 from hotlap.records import from_json
 
 _POLL_SECONDS = 0.01
+_ENDS = 64  # how often a script may come to the end of its input
 _ENDING_SECONDS = 8.0  # for a supervisor to end its trial
 
 
@@ -86,7 +91,7 @@ def _supervise(order: Order, scratch: str) -> None:
     if order.sandbox != "namespace":
         _supervise_family(order, scratch)
     sandbox.die_with_parent()
-    _log_to(order.folder)
+    _log_to(order.folder, order.terminal)
     os.chdir(order.cwd)
     script = order.name if order.is_module else Target(order.name).path
     sandbox.enter(scratch, _shared(order), sandbox.folders_to_protect(order.cwd, script), order.allow_network)
@@ -104,7 +109,7 @@ def _supervise(order: Order, scratch: str) -> None:
 def _supervise_family(order: Order, scratch: str) -> None:
     """Where there are no namespaces."""
     family = ending.Family(order.folder)
-    _log_to(order.folder)
+    _log_to(order.folder, order.terminal)
     os.chdir(order.cwd)
     trial = os.fork()
     if trial == 0:
@@ -132,10 +137,18 @@ def _reap_until(child: int) -> int:
             return status if status >= 0 else 128 - status
 
 
-def _log_to(folder: str) -> None:
+def _terminal(rows: int, columns: int) -> int:
+    """One that has nothing to say, for scripts that ask theirs how wide it is: whoever reads from it finds the end."""
+    ours, theirs = os.openpty()  # ours stays open for as long as this process lives
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    os.write(ours, b"\x04" * _ENDS)
+    return theirs
+
+
+def _log_to(folder: str, terminal: Sequence[int] = ()) -> None:
     """The script's output goes to a log, its input is empty; ours would mix with the server's own."""
     log = os.open(os.path.join(folder, "log.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    empty = os.open(os.devnull, os.O_RDONLY)
+    empty = _terminal(*terminal) if terminal else os.open(os.devnull, os.O_RDONLY)
     for source, target in ((empty, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.close(log)

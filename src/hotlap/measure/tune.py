@@ -89,6 +89,7 @@ def order_for(target: Target, allow_network: bool, accept_writes: bool, limit_se
         arguments=list(target.arguments),
         is_module=target.is_module,
         cwd=os.getcwd(),
+        terminal=_terminal(),
         protected=kind != "none",
         sandbox=kind,
         allow_network=allow_network,
@@ -109,6 +110,15 @@ def _conditions(order: Order) -> dict[str, Any]:
         "environment": {name: value for name, value in os.environ.items() if name.startswith(_FELT)},
         "sandbox": [order.sandbox, order.allow_network],
     }
+
+
+def _terminal() -> list[int]:
+    """Where the user has one, trials have one of the same size: some scripts do not start without."""
+    try:
+        size = os.get_terminal_size(0)
+    except (OSError, ValueError):
+        return []
+    return [size.lines, size.columns]
 
 
 def facts(target: Target, trials: int, command: str = "tune") -> Facts:

@@ -13,8 +13,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.data import default_collate
 
 from hotlap.parts.purity import same
 
@@ -31,13 +33,15 @@ class Refused(Exception):
 
 
 class Resident:
-    """The samples of one map-style data set as tensors, one row each. `limit_bytes` bounds what it takes."""
+    """The samples of one map-style data set, one row of bytes each. `limit_bytes` bounds what it takes. NumPy moves the
+    rows: torch's own threads would take a core from the training for so little."""
 
     def __init__(self, dataset: Any, limit_bytes: int, pinned: bool = False) -> None:
         self._dataset, self._limit, self._pinned = dataset, limit_bytes, pinned
         self._length = len(dataset)
-        self._has = torch.zeros(self._length, dtype=torch.bool)
+        self._has = numpy.zeros(self._length, dtype=bool)
         self._rows: list[Any] = []
+        self._kinds: list[tuple[Any, Any]] = []  # shape and dtype of a sample in each
         self._shape: Any = None  # of the batch as a structure
         self._count = self._drawn = 0
         self._check_at, self._check_time = _CHECKED_EVERY, 0.0
@@ -47,49 +51,43 @@ class Resident:
         """How much of the data set is kept by now."""
         return self._count / self._length if self._length else 0.0
 
-    @property
-    def bytes(self) -> int:
-        return sum(rows.numel() * rows.element_size() for rows in self._rows)
-
     def keep(self, index: Sequence[int], batch: Any) -> None:
         """Take down the rows of a batch that the loader made."""
         leaves, shape = tree_flatten(batch)
-        places = torch.tensor(index)
         if not self._rows:
             self._make(leaves, shape, len(index))
-        if shape != self._shape or any(
-            leaf.shape[1:] != rows.shape[1:] or leaf.dtype != rows.dtype
-            for leaf, rows in zip(leaves, self._rows, strict=True)
-        ):
+        if shape != self._shape or [(leaf.shape[1:], leaf.dtype) for leaf in leaves] != self._kinds:
             raise Refused("its samples are not all of one shape")
+        places = numpy.asarray(index)
         for leaf, rows in zip(leaves, self._rows, strict=True):
-            rows[places] = leaf
+            rows[places] = _bytes(leaf)
         self._has[places] = True
-        self._count = int(self._has.sum())
+        self._count = int(numpy.count_nonzero(self._has))
 
     def batch(self, index: Sequence[int]) -> Any:
         """The batch the loader would have made. A sample that is not kept yet is loaded now."""
-        places = torch.tensor(index)
+        places = numpy.asarray(index)
         if self._count < self._length:
             for missing in places[~self._has[places]].tolist():
-                self.keep([missing], torch.utils.data.default_collate([self._dataset[missing]]))
+                self.keep([missing], default_collate([self._dataset[missing]]))
         self._drawn += 1
         if self._drawn >= self._check_at and time.monotonic() >= self._check_time:
             self._check(index[self._drawn % len(index)])
-        found = [self._gathered(rows, places) for rows in self._rows]
-        return tree_unflatten(found, self._shape)
+        return self._gathered(places, self._pinned)
 
-    def _gathered(self, rows: Any, places: Any) -> Any:
-        if not self._pinned:
-            return rows.index_select(0, places)
-        out = torch.empty((len(places), *rows.shape[1:]), dtype=rows.dtype, pin_memory=True)
-        return torch.index_select(rows, 0, places, out=out)
+    def _gathered(self, places: Any, pinned: bool) -> Any:
+        found = []
+        for rows, (shape, dtype) in zip(self._rows, self._kinds, strict=True):
+            out = torch.empty((len(places), *shape), dtype=dtype, pin_memory=pinned)
+            numpy.take(rows, places, axis=0, out=_bytes(out), mode="clip")  # the other modes go through a buffer
+            found.append(out)
+        return tree_unflatten(found, self._shape)
 
     def _check(self, index: int) -> None:
         """Now and then, for ever: a sample is loaded again and must be what is kept."""
         start = time.monotonic()
-        fresh = tree_leaves(torch.utils.data.default_collate([self._dataset[index]]))
-        if not same(fresh, [rows[index : index + 1] for rows in self._rows]):
+        fresh = default_collate([self._dataset[index]])
+        if not same(tree_leaves(fresh), tree_leaves(self._gathered(numpy.asarray([index]), False))):
             raise Changed(f"sample {index} is no longer what it was")
         now = time.monotonic()
         self._check_at, self._check_time = self._drawn + _CHECKED_EVERY, now + (now - start) / _CHECK_SHARE
@@ -99,8 +97,18 @@ class Resident:
             raise Refused("its batches hold more than tensors")
         if any(len(leaf) != size or leaf.is_cuda or leaf.layout is not torch.strided for leaf in leaves):
             raise Refused("its batches are not one row a sample in main memory")
-        needed = sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) * self._length
+        if any(not leaf.numel() for leaf in leaves):
+            raise Refused("its samples are empty")
+        sizes = [leaf[0].numel() * leaf.element_size() for leaf in leaves]
+        needed = sum(sizes) * self._length
         if needed > self._limit:
             raise Refused(f"it would take {needed / 2**30:.1f} GiB, more than {self._limit / 2**30:.1f} GiB")
-        self._rows = [torch.empty((self._length, *leaf.shape[1:]), dtype=leaf.dtype) for leaf in leaves]
+        self._rows = [numpy.empty((self._length, row), dtype=numpy.uint8) for row in sizes]
+        self._kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
         self._shape = shape
+
+
+def _bytes(tensor: Any) -> Any:
+    """The memory of a batch as rows of bytes, whatever its dtype."""
+    flat = tensor.detach().contiguous().reshape(len(tensor), -1)
+    return flat.view(torch.uint8).numpy()
