@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hotlap.measure.child import Recorder
+from hotlap.measure.order import Order
 from hotlap.measure.pace import pace
 from hotlap.observe.run import Run
 
@@ -34,3 +36,17 @@ def test_a_cache_that_fills_in_the_first_epoch_is_warm_up() -> None:
     found = pace(run([0.05] * 30 + [0.01] * 60, [0, 30, 60]))
     assert found.level == pytest.approx(0.01)
     assert found.warmup_steps >= 30
+
+
+def test_what_is_paid_once_does_not_end_a_trial() -> None:
+    """A slow first step, and half a minute of compiling in the fourth: neither counts as training."""
+    recorder = Recorder(Order(name="train.py", seconds=1.0, steps_at_least=24, seconds_at_most=8.0))
+    now, ended = 100.0, 0
+    for count, seconds in enumerate([0.0, 3.0, 0.02, 0.02, 30.0, 8.0, *[0.02] * 200], 1):
+        now += seconds
+        recorder._count_in(now)
+        if recorder._is_enough(count, recorder._trained):
+            ended = count
+            break
+    assert ended == 24, "enough steps, and more than a second by the first"
+    assert recorder._trained == pytest.approx(3.0 + 0.02 * 2 + 0.1 * 2 + 18 * 0.02)

@@ -36,6 +36,7 @@ _QUIET |= {"MLFLOW_TRACKING_URI": "file:///tmp/mlruns", "TQDM_MININTERVAL": "5"}
 _KEPT = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 _PROGRESS_SECONDS = 0.2
 _NOTED_AT, _NOTED_SECONDS = (1, 2, 4, 8, 16, 32, 64, 128), 10.0
+_TOO_FEW = 12  # steps: what starts late, like compiling, has not begun to pay
 _ONE_OFF = 5.0  # times the usual step: compiling, a cache being filled
 _LOOK_AFTER = 100  # steps, where the script runs to its end
 
@@ -94,7 +95,7 @@ class Recorder:
         """How long it has trained, by which a trial is cut off; what is paid once, like compiling, does not count."""
         if self._last_step:
             seconds = now - self._last_step
-            usual = statistics.median(self._recent) if len(self._recent) >= 4 else seconds
+            usual = statistics.median_low(self._recent) if self._recent else seconds
             self._trained += min(seconds, _ONE_OFF * usual)
             self._recent.append(seconds)
         self._last_step = now
@@ -108,7 +109,7 @@ class Recorder:
         long_enough = order.seconds and count >= order.steps_at_least and trained > order.seconds
         if self.witness is not None:
             return self.witness.is_done or count >= order.steps + 2 * DRAWS
-        too_long = order.seconds_at_most and trained > order.seconds_at_most
+        too_long = order.seconds_at_most and trained > order.seconds_at_most and count >= _TOO_FEW
         if self.scrutiny is not None and not order.steps and not order.seconds and count >= _LOOK_AFTER:
             self._is_looking()
         return bool((order.steps and count >= order.steps) or long_enough or too_long)
