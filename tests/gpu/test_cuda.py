@@ -41,6 +41,9 @@ CHOICES = [
     Choice(find("channels-last"), {}),
     Choice(find("mixed-precision"), {"dtype": "bfloat16"}),
     Choice(find("mixed-precision"), {"dtype": "float16"}),
+    Choice(find("tf32-matmul"), {}),
+    Choice(find("cudnn-benchmark"), {}),
+    Choice(find("compiled-model"), {"mode": "reduce-overhead"}),
 ]
 
 
