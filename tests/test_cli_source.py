@@ -111,3 +111,32 @@ def test_a_plan_is_written_into_all_files_of_its_script_and_nowhere_else(tmp_pat
 def test_without_a_path_or_a_plan_there_is_nothing_to_fix(hotlap) -> None:
     done = hotlap("fix")
     assert done.returncode == 2 and "--plan" in done.stderr
+
+
+def test_nothing_is_written_that_needs_a_package_nobody_installed(tmp_path: Path, hotlap) -> None:
+    text = "def shuffle(x, g):\n    N, C, H, W = x.size()\n"
+    text += "    return x.view(N, g, C // g, H, W).permute(0, 2, 1, 3, 4).reshape(N, C, H, W)\n"
+    (tmp_path / "net.py").write_text("import torch\n" + text)
+    hidden = "import sys; sys.argv = ['hotlap', 'fix', '--unsafe', 'net.py', *sys.argv[1:]]"
+    code = f"{hidden}\nimport importlib.util as u; f = u.find_spec\n"
+    code += "u.find_spec = lambda name, *rest: None if name == 'einops' else f(name, *rest)\n"
+    code += "from hotlap.cli import main\nmain()"
+
+    def fixed(*more: str) -> str:
+        return subprocess.run([sys.executable, "-c", code, *more], cwd=tmp_path, capture_output=True, text=True).stderr
+
+    assert fixed() == "" and "needs einops, which is not installed" in fixed("--only", "einops")
+    assert (tmp_path / "net.py").read_text() == "import torch\n" + text
+    (tmp_path / "einops.py").write_text("")  # there now
+    hotlap("fix", "--unsafe", "net.py")
+    assert "rearrange(x" in (tmp_path / "net.py").read_text()
+
+
+def test_a_plan_writes_what_was_doubtful_before_it_was_measured(tmp_path: Path, hotlap) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        TRAIN.replace("from data import loader, model", "from data import loader\nmodel = torch.nn.Linear(4, 1)")
+    )
+    assert hotlap("fix", "--unsafe", "train.py").returncode == 0 and "fused=True" not in script.read_text()
+    plan_for(script, Entry("fused-optimizer", {}, 1.2))
+    assert hotlap("fix", "--plan", "hotlap.toml").returncode == 0 and "fused=True" in script.read_text()

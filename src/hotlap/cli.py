@@ -208,7 +208,9 @@ def fix(
     fixed = 0
     wanted = (lambda path: planned.get(os.path.realpath(path), [])) if plan else (lambda path: defaults)
     given = paths or [os.path.relpath(path) for path in planned]
-    for source, result in fix_files(given, wanted, unsafe or bool(plan), troubles, lambda name: _find(name).id):
+    is_measured = bool(plan)  # then nothing about it is doubtful any more
+    results = fix_files(given, wanted, unsafe or is_measured, troubles, lambda name: _find(name).id, is_measured)
+    for source, result in results:
         written.update(result.techniques)
         if result.text == source.text:
             continue
@@ -414,7 +416,17 @@ def _planned_files(plan: str) -> dict[str, list[Choice]]:
 def _defaults(only: str, skip: str) -> list[Choice]:
     from hotlap.technique import Choice
 
-    return [Choice(one, one.default) for one in _chosen(only, skip)[0] if "rewrite" in one.verbs]
+    writing = [one for one in _chosen(only, skip)[0] if "rewrite" in one.verbs]
+    missing = {one.id: one.needs.package for one in writing if not _is_installed(one.needs.package)}
+    for name in missing if only else ():
+        _say(f"{name} is left out: what it writes needs {missing[name]}, which is not installed here")
+    return [Choice(one, one.default) for one in writing if one.id not in missing]
+
+
+def _is_installed(package: str | None) -> bool:
+    from importlib.util import find_spec
+
+    return not package or find_spec(package) is not None
 
 
 def _planned(target: Target) -> tuple[list[Choice], str]:

@@ -111,6 +111,20 @@ CASES = {
                 p_attn = self.attn_drop(p_attn)
                 return torch.bmm(p_attn, v)
     """,
+    "device-born-tensors: with a name, an index from the host, or a size alone": """
+        def batches():
+            for _ in range(10):
+                inputs = torch.randn(4, 3)  # <-
+                labels = torch.zeros(4, 2).scatter_(1, indices, 1)  # <-
+                shown = torch.ones(4)
+                print(shown)
+                given = torch.LongTensor(sizes).to(device)
+                target = torch.LongTensor(4).random_(8).to(device)  # <-
+                yield inputs.cuda(), labels.cuda(), target, shown.cuda(), given
+        for epoch in range(3):
+            for inputs, labels, target, _, _ in batches():
+                model(inputs).mean().backward()
+    """,
 }
 
 

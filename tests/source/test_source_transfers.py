@@ -6,8 +6,9 @@ import pytest
 
 from hotlap.source.arrays import element_type, is_array, is_fresh
 from hotlap.source.device_values import DeviceValues
+from hotlap.source.loops import loops_around
 from hotlap.source.module import Source
-from hotlap.source.origins import Origins
+from hotlap.source.origins import makers
 from hotlap.source.transfers import device_moves, draws
 
 LOADER = "torch.utils.data.DataLoader"
@@ -17,8 +18,7 @@ HEAD = "import torch, numpy as np\nfrom torch.utils.data import DataLoader\n"
 def moved(text: str) -> list[str]:
     """The moves of batches whose loader is surely known."""
     source = Source(HEAD + text)
-    origins = Origins(source)
-    known = [draw for draw in draws(source) if origins.makers(draw.loader, LOADER)]
+    known = [draw for draw in draws(source) if makers(source, draw.loader, LOADER)]
     return [source.segment(move) for draw in known for move in device_moves(source, draw)]
 
 
@@ -84,7 +84,7 @@ def test_loops_around_a_call_count_the_callers() -> None:
     text = "def a():\n  mark()\ndef b():\n  a()\nfor i in x:\n  b()\nfor j in mark(): pass"
     source = Source(text)
     calls = [call for call in source.names.call_nodes if isinstance(call.func, ast.Name) and call.func.id == "mark"]
-    around = [{loop.lineno for loop in Origins(source).loops_around(call)} for call in calls]
+    around = [{loop.lineno for _, loop in loops_around(source, call)} for call in calls]
     assert sorted(around, key=len) == [set(), {5}], "what a loop goes through is evaluated once"
 
 

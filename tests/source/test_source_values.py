@@ -84,6 +84,9 @@ def test_settings_are_worth_what_the_file_says(lines, expected):
         ("if verbose:\n        here()", "UNSURE"),
         ("if verbose:\n        continue\n    here()", "UNSURE"),
         ("if i % n == 0:\n        continue\n    here()", "ALWAYS"),
+        ("if verbose:\n        break\n    here()", "ALWAYS"),
+        ("if i % n:\n        break\n    here()", "SOMETIMES"),
+        ("if scheduler is not None:\n        here()", "ALWAYS"),
         ("if '%d' % i == s:\n        here()", "UNSURE"),
         ("def f():\n        here()", "UNSURE"),
         ("if here() % n == 0:\n        pass", "ALWAYS"),
@@ -95,3 +98,12 @@ def test_gates_in_every_spelling(body, expected):
     loop = source.tree.body[0]
     assert isinstance(loop, ast.For)
     assert source.how_often(place, loop) is Often[expected]
+
+
+@pytest.mark.parametrize(("body", "expected"), [("here()", "ALWAYS"), ("if x:\n        here()", "UNSURE")])
+def test_gates_of_a_function(body, expected):
+    source = Source(f"def f(x):\n    {body}\n")
+    place = next(node for node in ast.walk(source.tree) if isinstance(node, ast.Name) and node.id == "here")
+    function = source.tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    assert source.how_often(place, function) is Often[expected]

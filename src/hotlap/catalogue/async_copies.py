@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hotlap.source.calls import UNSURE, Call
 from hotlap.source.edits import Edit, insert_argument
-from hotlap.source.origins import Origins, given_anywhere
+from hotlap.source.origins import given_anywhere, makers
 from hotlap.source.transfers import Draw, device_moves, draws
 from hotlap.technique import Family, Needs, Parity, Setting, Technique
 
@@ -53,16 +53,14 @@ class AsyncCopies(Technique):
         return Parity.IDENTICAL
 
     def spot(self, source: Source) -> Iterator[Site]:
-        if not any(source.calls(LOADER)):
-            return
-        origins = Origins(source)
         found: dict[ast.Call, str] = {}
         for draw in draws(source):
-            makers = origins.makers(draw.loader, LOADER)
-            if not makers or not all(map(_is_pinned, makers)):
+            moves = [one for one in device_moves(source, draw) if _is_plain(one)]
+            loaders = makers(source, draw.loader, LOADER) if moves else None
+            if not loaders or not all(map(_is_pinned, loaders)):
                 continue
-            for move in device_moves(source, draw):
-                if _is_plain(move) and not _is_written_later(source, draw, move):
+            for move in moves:
+                if not _is_written_later(source, draw, move):
                     found[move] = "; the next line waits for it all the same" if _waits_next(source, move) else ""
         for move in sorted(found, key=lambda one: (one.lineno, one.col_offset)):
             yield source.site(move, f"the host waits for this copy; non_blocking=True queues it{found[move]}", "safe")
@@ -76,7 +74,7 @@ def _is_pinned(call: Call) -> bool:
     """Surely, or wherever the file says anything: `{"pin_memory": True} if use_cuda else {}`."""
     given = call.setting("pin_memory", PIN_MEMORY)
     if given is UNSURE and any(one.arg is None for one in call.node.keywords):
-        values = given_anywhere(call.source, "pin_memory")
+        values = [value for _, value in given_anywhere(call.source, call.node, "pin_memory")]
         return bool(values) and all(isinstance(one, ast.Constant) and one.value is True for one in values)
     return isinstance(given, ast.Constant) and given.value is True
 

@@ -130,14 +130,16 @@ def _nhwc(value: Any) -> Any:
 
 
 def _model_moves(source: Source) -> list[ast.Call]:
-    """The first `.to(device)` or `.cuda()` of every convolutional network that this file builds."""
+    """The first `.to(device)` or `.cuda()` of every convolutional network that this file builds. Not of a part, moved
+    by the network itself: the other parts would stay in the other layout."""
     found: dict[str, ast.Call] = {}
     for call in source.method_calls("to", "cuda"):
         assert isinstance(call.func, ast.Attribute)
         receiver = call.func.value
         is_dtype = any((source.name_of(argument) or "").startswith("torch.") for argument in call.args)
         is_move = call.func.attr == "cuda" or (call.args and not is_dtype)
-        if is_move and _is_convolutional(source, receiver):
+        is_part = is_module_class(source, source.enclosing(call, ast.ClassDef))
+        if is_move and not is_part and _is_convolutional(source, receiver):
             found.setdefault(spelling(receiver) or ast.dump(receiver), call)
     return list(found.values())
 

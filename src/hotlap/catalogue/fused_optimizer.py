@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hotlap.source.calls import ABSENT, Call
 from hotlap.source.edits import insert_argument
 from hotlap.source.names import spelling
+from hotlap.source.transfers import uses_device
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -63,16 +64,20 @@ class FusedOptimizer(Technique):
         return Parity.EQUIVALENT
 
     def spot(self, source: Source) -> Iterator[Site]:
+        # Sparse gradients come from sparse embeddings; a sparse input, such as a graph, leaves gradients dense.
         is_sparse = any(given.arg == "sparse" for call in source.names.call_nodes for given in call.keywords)
-        if is_sparse or source.mentions("to_sparse", "sparse_coo_tensor", "SparseAdam"):
+        if is_sparse or source.mentions("SparseAdam"):
             return
+        is_on_host = _stays_on_host(source)
         for call in source.calls(*OPTIMIZERS):
             others = ("fused", "differentiable", "capturable")
             if all(call.setting(name) is ABSENT for name in others) and _chooses_no_foreach(call):
                 name = call.name.rpartition(".")[2]
-                yield source.site(call.node, f"{name} updates in many small kernels; fused=True needs one", "unsafe")
+                message = f"{name} updates in many small kernels; fused=True needs one"
+                yield source.site(call.node, message, "unsafe", doubtful=is_on_host)
         for loop in _updates_by_hand(source):
-            yield source.site(loop, "updates parameter by parameter; torch.optim.SGD(..., fused=True) needs one kernel")
+            message = "updates parameter by parameter; torch.optim.SGD(..., fused=True) needs one kernel"
+            yield source.site(loop, message, doubtful=is_on_host)
 
     def seen(self, run: Run) -> bool | None:
         able = [optimizer.fused for optimizer in run.optimizers if _has_kernel(optimizer)]
@@ -115,6 +120,16 @@ def _has_kernel(optimizer: OptimizerFacts) -> bool:
 
 def _chooses_no_foreach(call: Call) -> bool:
     return call.setting("foreach", OPTIMIZERS[call.name]) is ABSENT
+
+
+def _stays_on_host(source: Source) -> bool:
+    """Whether a file makes its network, trains it, and never uses a device: such networks are small, and likely gain
+    nothing. One from another file may have been moved there."""
+    if not source.mentions("backward") or uses_device(source):
+        return False
+    called = (source.name_of(call.func) or "" for call in source.names.call_nodes)
+    layers = (name for name in called if name.startswith("torch.nn.") and not name.endswith("Loss"))
+    return any(name.rpartition(".")[2][:1].isupper() for name in layers)
 
 
 def _updates_by_hand(source: Source) -> Iterator[ast.For]:

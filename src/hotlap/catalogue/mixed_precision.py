@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 CHOSEN = ("autocast", "amp", "GradScaler", "half", "bfloat16", "float16", "double", "float64", "set_default_dtype")
 TRAINERS = ("apex", "accelerate", "lightning", "pytorch_lightning", "transformers", "deepspeed", "composer", "fastai")
 SHARDED = ("FullyShardedDataParallel", "fully_shard", "parallelize_module")
-# Losses that refuse autocast, and gradients of gradients or closures, which need more than a wrapped forward.
+# Losses that refuse autocast, gradients of gradients or closures, which need more than a wrapped forward, and sparse
+# products, which not every device has in 16 bits.
 REFUSING = ("BCELoss", "binary_cross_entropy", "LBFGS", "create_graph")
+SPARSE = ("to_sparse", "sparse_coo_tensor", "sparse_csr_tensor")
 
 
 class MixedPrecision(Technique):
@@ -65,7 +67,8 @@ class MixedPrecision(Technique):
         return Parity.EQUIVALENT
 
     def spot(self, source: Source) -> Iterator[Site]:
-        if source.mentions(*CHOSEN, *TRAINERS, *SHARDED, *REFUSING) or any(source.calls("torch.autograd.grad")):
+        words = (*CHOSEN, *TRAINERS, *SHARDED, *REFUSING, *SPARSE)
+        if source.mentions(*words) or any(source.calls("torch.autograd.grad")):
             return
         for step in straight_steps(source):
             if not any(step.holder in source.ancestors(call) for call in source.method_calls("numpy")):
@@ -125,7 +128,7 @@ class MixedPrecision(Technique):
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         source = site.source
         step = next(step for step in straight_steps(source) if step.first is site.node)
-        torch, device = source.names.spelled("torch") or "torch", device_type(source, step.holder)
+        torch, device = source.names.spelled("torch") or "torch", device_type(source, step.holder, step.model_call)
         header = f"with {torch}.autocast({device}, dtype={torch}.{setting['dtype']}):"
         yield from wrap_statements(source, step.first, step.last, header)
         if setting["dtype"] == "float16":

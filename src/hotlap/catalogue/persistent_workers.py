@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hotlap.source.calls import ABSENT, UNSURE, Call
 from hotlap.source.edits import Edit, insert_argument
-from hotlap.source.origins import Origins, given_anywhere, is_called
+from hotlap.source.loops import loops_around
+from hotlap.source.origins import given_anywhere, makers
 from hotlap.source.transfers import Draw, draws
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
@@ -58,14 +59,13 @@ class PersistentWorkers(Technique):
     def spot(self, source: Source) -> Iterator[Site]:
         if not any(source.calls(LOADER)) or _changes_its_data(source):
             return
-        origins = Origins(source)
-        passes = [(draw, origins.makers(draw.loader, LOADER) or []) for draw in draws(source)]
+        passes = [(draw, makers(source, draw.loader, LOADER) or []) for draw in draws(source)]
         for call in source.calls(LOADER):
-            chosen = call.setting("persistent_workers") is not ABSENT
-            if chosen or _number(call) is None or not _is_iterated_again(origins, call, passes):
+            number = _number(call)
+            if number is None or _is_chosen(call) or not _is_iterated_again(call, passes):
                 continue
             message = "all workers are started anew for every pass; persistent_workers keeps them"
-            yield source.site(call.node, message, "unsafe")
+            yield source.site(call.node, message, "unsafe" if number[0] is source else None)
 
     def seen(self, run: Run) -> bool | None:
         having = [loader.persistent_workers for loader in run.loaders if loader.trains and loader.num_workers]
@@ -100,9 +100,10 @@ class PersistentWorkers(Technique):
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
-        number = _number(call)
-        assert number is not None
-        source, holder = site.source, site.source.parent(number)
+        found = _number(call)
+        assert found is not None
+        number, source = found[1], site.source
+        holder = source.parent(number)
         is_option = any(isinstance(node, ast.Attribute) and node.attr != "cpu_count" for node in ast.walk(number))
         value = f"{source.segment(number)} > 0" if is_option else "True"
         if isinstance(holder, ast.Dict):  # where the number stands, since it may be there on one machine only
@@ -121,48 +122,45 @@ def _changes_its_data(source: Source) -> bool:
     return any("sampler" not in source.segment(receiver).lower() for receiver in receivers)
 
 
-def _number(call: Call) -> ast.expr | None:
+def _is_chosen(call: Call) -> bool:
+    """Whether the loader may be given the switch: itself, or with settings that cannot all be read."""
+    given = call.setting("persistent_workers")
+    if given is UNSURE and any(one.arg is None for one in call.node.keywords):
+        return bool(given_anywhere(call.source, call.node, "persistent_workers"))
+    return given is not ABSENT
+
+
+def _number(call: Call) -> tuple[Source, ast.expr] | None:
     """The number of workers, where it is surely above zero, or is wherever it is given at all."""
     given = call.setting("num_workers", NUM_WORKERS)
+    places = [(call.source, given)] if isinstance(given, ast.expr) else []
     if given is UNSURE and any(one.arg is None for one in call.node.keywords):
-        everywhere = given_anywhere(call.source, "num_workers")
-        given = everywhere[0] if len(everywhere) == 1 else UNSURE
-    return given if isinstance(given, ast.expr) and _is_positive(call.source, given) else None
+        everywhere = given_anywhere(call.source, call.node, "num_workers")
+        places = everywhere if len(everywhere) == 1 else []
+    return places[0] if places and _is_positive(*places[0]) else None
 
 
 def _is_positive(source: Source, number: ast.expr) -> bool:
+    known = source.known(number)
+    if known is not None:
+        return type(known.value) is int and known.value > 0
     value = source.value_of(number)
-    if isinstance(value, ast.Call) and is_called(source, value, "int") and len(value.args) == 1:
-        value = value.args[0]
-    if isinstance(value, ast.Constant):
-        return isinstance(value.value, int) and value.value > 0
-    if isinstance(value, ast.Call):
-        return source.name_of(value.func) in _COUNTS
-    if not isinstance(value, ast.Attribute):
-        return False
-    for call in source.method_calls("add_argument"):  # args.workers: what the script's own option defaults to
-        flags = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-        named = [one.value for one in call.keywords if one.arg == "dest" and isinstance(one.value, ast.Constant)]
-        options = [flag.lstrip("-").replace("-", "_") for flag in flags if flag.startswith("--")]
-        default = next((one.value for one in call.keywords if one.arg == "default"), None)
-        if value.attr in options or any(one.value == value.attr for one in named):
-            return isinstance(default, ast.Constant) and isinstance(default.value, int) and default.value > 0
-    return False
+    return isinstance(value, ast.Call) and source.name_of(value.func) in _COUNTS
 
 
-def _is_iterated_again(origins: Origins, call: Call, passes: list[tuple[Draw, list[Call]]]) -> bool:
+def _is_iterated_again(call: Call, passes: list[tuple[Draw, list[Call]]]) -> bool:
     """Whether some loop runs through the loader again and again without building it anew."""
-    built_in = origins.loops_around(call.node)
-    for draw, makers in passes:
-        if any(maker.node is call.node for maker in makers):
+    built_in = _loops(call.source, call.node)
+    for draw, loaders in passes:
+        if any(maker.node is call.node for maker in loaders):
             head = draw.node if not isinstance(draw.node, ast.For | ast.AsyncFor) else draw.node.iter
             is_drawn_once = isinstance(draw.node, ast.Call)  # next(iterator) goes on with the same pass
-            if not is_drawn_once and origins.loops_around(head) - built_in:
+            if not is_drawn_once and _loops(call.source, head) - built_in:
                 return True
-    return _is_handed_over(origins, call, built_in)
+    return _is_handed_over(call, built_in)
 
 
-def _is_handed_over(origins: Origins, call: Call, built_in: set[Any]) -> bool:
+def _is_handed_over(call: Call, built_in: set[ast.AST]) -> bool:
     """Whether a function from another file is given the loader in a loop, as in `evaluate(model, val_loader)`."""
     source, holder = call.source, call.source.parent(call.node)
     target = holder.targets[0] if isinstance(holder, ast.Assign) else None
@@ -174,6 +172,10 @@ def _is_handed_over(origins: Origins, call: Call, built_in: set[Any]) -> bool:
             taker = source.parent(taker)
         name = source.name_of(taker.func) if isinstance(taker, ast.Call) and taker.func is not use else None
         is_foreign = name is not None and "." in name and not name.startswith(("torch.", "tqdm."))
-        if is_foreign and origins.loops_around(use) - built_in:
+        if is_foreign and _loops(source, use) - built_in:
             return True
     return False
+
+
+def _loops(source: Source, node: ast.AST) -> set[ast.AST]:
+    return {loop for _, loop in loops_around(source, node)}

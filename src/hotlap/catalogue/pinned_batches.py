@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hotlap.source.calls import ABSENT
+from hotlap.source.calls import ABSENT, Call
 from hotlap.source.edits import Edit, insert_argument
-from hotlap.source.origins import Origins
+from hotlap.source.origins import makers
 from hotlap.source.transfers import device_moves, draws, is_device_move
+from hotlap.source.values import Known
 from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hotlap.source.module import Site, Source
 
 LOADER = "torch.utils.data.DataLoader"
-PIN_MEMORY = 7  # its position among DataLoader's parameters
+NUM_WORKERS, PIN_MEMORY = 5, 7  # positions of DataLoader's parameters
 
 
 class PinnedBatches(Technique):
@@ -30,10 +31,11 @@ class PinnedBatches(Technique):
     the loader does that while the model computes. Only from pinned memory can a copy overlap with computing at all.
 
     ## When it does not help
-    Without a GPU, or when the batch is small beside the step. It locks memory that other processes then lack. A batch
-    of a type of one's own is pinned only if its class has a `pin_memory` method. `x.pin_memory().to(device)` in the
-    training loop is a mistake, not a remedy: the locking itself, on the thread that trains, takes longer than the copy
-    it speeds up; it is reported as well, and the fix takes it away.
+    Without a GPU, or when the batch is small beside the step. A loader without workers has no such thread: the training
+    process locks the memory itself, so those are only reported on request (`check --doubtful`). It locks memory that
+    other processes then lack. A batch of a type of one's own is pinned only if its class has a `pin_memory` method.
+    `x.pin_memory().to(device)` in the training loop is a mistake, not a remedy: the locking itself, on the thread that
+    trains, takes longer than the copy it speeds up; it is reported as well, and the fix takes it away.
 
     ## What changes numerically
     Nothing: the same bytes arrive, in the same order.
@@ -59,16 +61,14 @@ class PinnedBatches(Technique):
                 yield source.site(call, message, "safe")
         if not any(source.calls(LOADER)):
             return
-        origins = Origins(source)
         moved: set[ast.Call] = set()
         for draw in draws(source):
-            makers = origins.makers(draw.loader, LOADER)
-            if makers and any(device_moves(source, draw)):
-                moved.update(maker.node for maker in makers)
+            if any(device_moves(source, draw)):
+                moved.update(maker.node for maker in makers(source, draw.loader, LOADER) or ())
         for loader in source.calls(LOADER):
             if loader.node in moved and loader.setting("pin_memory", PIN_MEMORY) is ABSENT:
                 message = "its batches are copied to the device from pageable memory; pin_memory=True copies faster"
-                yield source.site(loader.node, message, "safe")
+                yield source.site(loader.node, message, "safe", doubtful=_has_no_workers(loader))
 
     def seen(self, run: Run) -> bool | None:
         training = [loader.pin_memory for loader in run.loaders if loader.trains]
@@ -99,6 +99,12 @@ class PinnedBatches(Technique):
             return [Edit(source.lines.span(pinning.func.value)[1], source.lines.span(pinning)[1], "")]
         call = next(call for call in source.calls(LOADER) if call.node is site.node)
         return insert_argument(call, "pin_memory=True")
+
+
+def _has_no_workers(loader: Call) -> bool:
+    """Then the training thread itself locks the memory."""
+    number = loader.known("num_workers", NUM_WORKERS)
+    return number is ABSENT or (isinstance(number, Known) and number.value == 0 and not number.is_default)
 
 
 def _pinned_here(call: ast.Call) -> ast.Call | None:

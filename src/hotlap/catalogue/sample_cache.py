@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hotlap.source.edits import add_import, replace_node
-from hotlap.source.origins import Origins
 from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -113,8 +112,10 @@ def _is_in_dataset(call: Call) -> bool:
     function = source.enclosing(call.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     if function is None or _is_getter(source, function):
         return function is not None
-    callers = [source.enclosing(one, ast.FunctionDef) for one in Origins(source).calls_of(function)]
-    return any(caller is not None and _is_getter(source, caller) for caller in callers)
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    callers = [(where, where.enclosing(one, ast.FunctionDef)) for where, one in source.callers(function)]
+    return any(caller is not None and _is_getter(where, caller) for where, caller in callers)
 
 
 def _is_getter(source: Source, function: ast.AST) -> bool:

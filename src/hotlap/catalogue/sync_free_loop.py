@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hotlap.source.device_values import READS, DeviceValues
-from hotlap.source.loops import Function
+from hotlap.source.gates import ALWAYS, asks_for_none
+from hotlap.source.loops import Function, Loop
 from hotlap.source.origins import is_called, iterated
 from hotlap.source.transfers import uses_device
 from hotlap.technique import Family, Needs, Parity, Technique
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from hotlap.observe.run import Run
     from hotlap.source.module import Site, Source
 
+Place = Function | Loop
 _NUMBERS = ("float", "int", "bool", "math.isnan", "math.isinf", "math.isfinite")
 _COPIES = ("pageable copy", "synchronize")  # waits that other techniques mend, or that are meant
 
@@ -32,8 +34,8 @@ class SyncFreeLoop(Technique):
     ## When it does not help
     On a CPU nobody waits. Where a step keeps the GPU busy far longer than it takes to queue, the wait costs little:
     `hotlap profile` gives the seconds for each line. Reading every hundredth step is the remedy, not the mistake, so
-    what stands under an `if` is never reported. One copy of an evaluation's outputs to the host is not either: it frees
-    the device's memory.
+    what stands under an `if` is reported only where its other branch waits as well. One copy of an evaluation's outputs
+    to the host is not either: it frees the device's memory.
 
     ## What changes numerically
     The values are the same, read later. A sum in float32 on the device rounds where a sum of Python floats does not;
@@ -58,10 +60,10 @@ class SyncFreeLoop(Technique):
         found: dict[ast.AST, str] = {}
         for place in _evaluations(source):
             for node, what in _waits(source, place, copies=False):
-                found[node] = f"{what} waits for the device at every evaluation batch; add up there, read at the end"
+                found[node] = f"{what} waits for the device at every evaluation batch; {_remedy(what, 'at the end')}"
         for place in _steps(source):
             for node, what in _waits(source, place, copies=True):
-                found[node] = f"{what} waits for the device in every step; {_remedy(what)}"
+                found[node] = f"{what} waits for the device in every step; {_remedy(what, 'when shown')}"
         for node in sorted(found, key=lambda one: source.lines.span(one)):
             yield source.site(node, found[node])
 
@@ -73,23 +75,39 @@ class SyncFreeLoop(Technique):
         return all(sync.kind in _COPIES for sync in often)
 
 
-def _remedy(what: str) -> str:
+def _remedy(what: str, later: str) -> str:
     """A value that is kept or shown can be read later; one that decides what comes next cannot."""
     is_kept = what.startswith(".") or what in ("float(...)", "int(...)", "print(...)")
-    return "add up on the device, read when shown" if is_kept else "decide on the device, or ask less often"
+    return f"add up on the device, read {later}" if is_kept else "decide on the device, or ask less often"
 
 
-def _steps(source: Source) -> Iterator[ast.AST]:
-    """The training loops; where the backward pass is in a function they call, that function too."""
-    for loop in source.training_loops():
-        yield loop
-        called = [source.definition(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call)]
-        for function in dict.fromkeys(one for one in called if isinstance(one, Function)):
-            if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(function)):
-                yield function
+def _steps(source: Source) -> Iterator[Place]:
+    """The training loops, and the functions that run in every step of one, here or in another file."""
+    yield from source.training_loops()
+    for function in (node for node in source.names.parents if isinstance(node, Function)):
+        used = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+        if used & {*READS, "nonzero", "backward"} and _runs_every_step(source, function):
+            yield function
 
 
-def _evaluations(source: Source) -> Iterator[ast.AST]:
+def _runs_every_step(source: Source, function: Function, hops: int = 2) -> bool:
+    for where, call in source.callers(function):
+        above = next((one for one in where.ancestors(call) if isinstance(one, Loop | Function)), None)
+        if not isinstance(above, Loop | Function):
+            continue
+        is_step = above in where.training_loops()
+        if is_step or (hops and isinstance(above, Function) and _runs_every_step(where, above, hops - 1)):
+            makes_gradients = is_step and any(map(_is_backward, ast.walk(function)))
+            if makes_gradients or where.how_often(call, above) is ALWAYS:
+                return True
+    return False
+
+
+def _is_backward(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "backward"
+
+
+def _evaluations(source: Source) -> Iterator[Place]:
     """Loops over batches: `for i in range(n)` under no_grad is rather a text being generated word by word."""
     for loop in source.evaluation_loops():
         over = iterated(source, loop)[1] if isinstance(loop, ast.For | ast.AsyncFor) else None
@@ -98,21 +116,23 @@ def _evaluations(source: Source) -> Iterator[ast.AST]:
             yield loop
 
 
-def _waits(source: Source, place: ast.AST, copies: bool) -> Iterator[tuple[ast.AST, str]]:
+def _waits(source: Source, place: Place, copies: bool) -> Iterator[tuple[ast.AST, str]]:
     """What makes the host wait on every trip through a place, with its name."""
     values = DeviceValues(source, place)
-    for node in ast.walk(place):
-        what = _wait(source, node, values, READS if copies else ("item",))
-        if what and _is_unconditional(source, node, place):
+    named = {node: _wait(source, node, values, copies) for node in ast.walk(place)}
+    found = {node: what for node, what in named.items() if what is not None}
+    for node, what in found.items():
+        if _is_reached(source, node, place, found):
             yield node, what
 
 
-def _wait(source: Source, node: ast.AST, values: DeviceValues, reads: tuple[str, ...]) -> str | None:
+def _wait(source: Source, node: ast.AST, values: DeviceValues, copies: bool) -> str | None:
     if isinstance(node, ast.Call):
         name = source.name_of(node.func)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in (*reads, "nonzero"):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in (*READS, "nonzero"):
+            is_meant = copies or node.func.attr in ("item", "nonzero") or _is_verdict(node.func.value)
             is_bare = not node.args and not node.keywords
-            return f".{node.func.attr}()" if is_bare and values.is_derived(node.func.value) else None
+            return f".{node.func.attr}()" if is_meant and is_bare and values.is_derived(node.func.value) else None
         if name in _NUMBERS and len(node.args) == 1 and values.is_tensor(node.args[0]):
             return f"{name}(...)"
         if name == "print" and any(values.is_tensor(one) for given in node.args for one in _shown(given)):
@@ -132,19 +152,38 @@ def _shown(argument: ast.expr) -> list[ast.expr]:
     return [argument]
 
 
-def _asks_for_none(test: ast.expr) -> bool:
-    """`if x is not None`: a part that a model has or has not, the same in every step."""
-    return isinstance(test, ast.Compare) and all(isinstance(op, ast.Is | ast.IsNot) for op in test.ops)
+def _is_verdict(node: ast.expr) -> bool:
+    """`(a == b).all(1)`: as small as the batch is long, so that bringing it to the host frees nothing."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return isinstance(node, ast.Compare)
 
 
-def _is_unconditional(source: Source, node: ast.AST, place: ast.AST) -> bool:
-    """Whether a node is reached on every trip: not under an `if`, in a handler or in a function made there."""
+def _is_reached(source: Source, node: ast.AST, place: Place, waits: dict[ast.AST, str]) -> bool:
+    """Whether a wait comes on every trip: under no condition, or whichever way the conditions around it go."""
+    if source.how_often(node, place) is ALWAYS:
+        return True
+    fork = _fork(source, node)
+    if not isinstance(fork, ast.If) or place not in source.ancestors(fork):
+        return False
+    inside = [one for one in waits if _fork(source, one) is fork]
+    is_either = all(any(_is_below(source, one, branch) for one in inside) for branch in (fork.body, fork.orelse))
+    return is_either and _is_reached(source, fork, place, waits)
+
+
+def _fork(source: Source, node: ast.AST) -> ast.AST | None:
+    """The nearest place above a node from which it may not be reached."""
     below = node
     for above in source.ancestors(node):
-        if above is place:
-            return not isinstance(place, ast.For | ast.AsyncFor) or below in place.body
-        is_branch = isinstance(above, ast.If | ast.IfExp) and below is not above.test and not _asks_for_none(above.test)
-        if is_branch or isinstance(above, ast.ExceptHandler | Function | ast.Lambda | ast.ClassDef):
-            return False
+        if isinstance(above, ast.If | ast.IfExp) and below is not above.test and not asks_for_none(above.test):
+            return above
+        is_later = isinstance(above, ast.BoolOp) and below is not above.values[0]
+        if is_later or isinstance(above, ast.ExceptHandler | ast.Match | Function | ast.Lambda | ast.ClassDef):
+            return above
         below = above
-    return False
+    return None
+
+
+def _is_below(source: Source, node: ast.AST, branch: list[ast.stmt]) -> bool:
+    chain = {node, *source.ancestors(node)}
+    return any(statement in chain for statement in branch)

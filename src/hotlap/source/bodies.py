@@ -13,6 +13,7 @@ from hotlap.source.names import spelling
 from hotlap.source.positions import first_line
 
 Body = Function | ast.Module
+_GUARD = ast.dump(ast.parse("__name__ == '__main__'", mode="eval").body)
 
 
 def method(node: ast.AST | None) -> str | None:
@@ -43,11 +44,15 @@ def own_calls(source: Source, above: ast.AST) -> list[ast.Call]:
     return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
+def is_main_guard(node: ast.AST) -> bool:
+    """`if __name__ == "__main__":`."""
+    return isinstance(node, ast.If) and ast.dump(node.test) == _GUARD
+
+
 def is_conditional(source: Source, node: ast.AST) -> bool:
     """Whether a node stands under an `if` of its own file: then somebody chose when it runs."""
-    guard = ast.parse("__name__ == '__main__'", mode="eval").body
     above = [one for one in source.ancestors(node) if isinstance(one, ast.If | ast.IfExp | ast.Try | ast.Match)]
-    return any(not (isinstance(one, ast.If) and ast.dump(one.test) == ast.dump(guard)) for one in above)
+    return not all(map(is_main_guard, above))
 
 
 def within(source: Source, node: ast.AST, block: list[ast.stmt]) -> int | None:

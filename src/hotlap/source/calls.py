@@ -8,6 +8,9 @@ from enum import Enum
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from hotlap.source.callers import given_to, parameters
+from hotlap.source.loops import Function
+
 if TYPE_CHECKING:
     from hotlap.source.module import Source
     from hotlap.source.values import Known
@@ -131,10 +134,12 @@ def _either(one: Given, other: Given) -> Given:
 
 def _look_up_name(source: Source, name: ast.Name, keyword: str, at: ast.AST, hops: int) -> Given:
     bindings = source.bindings(name)
-    values = [binding.value for binding in bindings if binding.value is not None]
+    values = [(source, binding.value, at) for binding in bindings if binding.value is not None]
+    if not values and len(bindings) == 1:
+        values = [(where, value, value) for where, value in _given_to_parameter(source, name)]
     if not values or len(values) < len(bindings):
-        return UNSURE  # a parameter, a loop variable, an import
-    found = reduce(_either, [_look_up(source, value, keyword, at, hops + 1) for value in values])
+        return UNSURE  # a loop variable, an import
+    found = reduce(_either, [_look_up(where, value, keyword, then, hops + 1) for where, value, then in values])
     for use in source.uses(name):
         change = _change_by(source, use, keyword, at, hops)
         if change is ABSENT:
@@ -143,6 +148,13 @@ def _look_up_name(source: Source, name: ast.Name, keyword: str, at: ast.AST, hop
             return UNSURE
         found = change
     return found
+
+
+def _given_to_parameter(source: Source, name: ast.Name) -> list[tuple[Source, ast.expr]]:
+    found = source.names.lookup(name)
+    function = found[0].node if found else None
+    is_parameter = isinstance(function, Function) and name.id in parameters(function)
+    return (given_to(source, function, name.id) or []) if is_parameter and isinstance(function, Function) else []
 
 
 def _change_by(source: Source, use: ast.Name, keyword: str, at: ast.AST, hops: int) -> Given:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from hotlap.source.bodies import Body, body_of, method, own_calls, own_nodes, receiver
 from hotlap.source.loops import Function
@@ -35,7 +35,7 @@ def evaluations(source: Source) -> Iterator[tuple[ast.Call, ast.FunctionDef | as
                 yield call, target
 
 
-def _forwards_in_eval_mode(source: Source, body: Body, models: set[str]) -> Iterator[ast.Call]:
+def _forwards_in_eval_mode(source: Source, body: Body, models: Set[str]) -> Iterator[ast.Call]:
     evaluating: set[str | None] = set()
     for call in own_calls(source, body):
         owner = spelling(receiver(call))

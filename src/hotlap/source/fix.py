@@ -62,16 +62,20 @@ def fix_source(
 
 
 def rewritten(
-    source: Source, techniques_with_settings: Iterable[tuple[Rewriter, Setting | None]], unsafe: bool = False
+    source: Source,
+    techniques_with_settings: Iterable[tuple[Rewriter, Setting | None]],
+    unsafe: bool = False,
+    doubtful: bool = False,
 ) -> Rewritten:
-    """As `fix_source`, with the line map that an in-memory rewrite needs for its tracebacks."""
+    """As `fix_source`, with the line map that an in-memory rewrite needs for its tracebacks. `doubtful`: also where a
+    technique only likely helps, which is settled when it was measured or asked for by name."""
     choices = [(one, setting) for one, setting in techniques_with_settings if {"spot", "rewrite"} <= set(one.verbs)]
     lines = {line: line for line in range(1, len(source.lines) + 1)}
     used: dict[str, None] = {}
     for _ in range(_MOST_PASSES):
         before = source
         for technique, setting in choices:
-            edits = _edits(source, technique, technique.default if setting is None else setting, unsafe)
+            edits = _edits(source, technique, technique.default if setting is None else setting, unsafe, doubtful)
             if edits:
                 back = line_map(source.text, edits)
                 lines = {line: lines[old] for line, old in back.items()}
@@ -82,13 +86,13 @@ def rewritten(
     return Rewritten(source.text, lines, tuple(used))
 
 
-def _edits(source: Source, technique: Rewriter, setting: Setting, unsafe: bool) -> list[Edit]:
+def _edits(source: Source, technique: Rewriter, setting: Setting, unsafe: bool, doubtful: bool) -> list[Edit]:
     """The edits of all sites that go together and leave a text that Python takes; the others wait for the next pass."""
     accepted: list[Edit] = []
     takes = _compiles if _compiles(source.text) else _parses  # the user's own text may hold a stray `return`
     for site in technique.spot(source):
         is_wanted = site.fix == "safe" or (unsafe and site.fix == "unsafe")
-        if is_wanted and not site.doubtful and not is_silenced(site, technique.id):
+        if is_wanted and (doubtful or not site.doubtful) and not is_silenced(site, technique.id):
             candidate = [*accepted, *technique.rewrite(site, setting)]
             try:
                 is_sound = takes(apply_edits(source.text, candidate))
@@ -123,6 +127,7 @@ def fix_files(
     unsafe: bool,
     troubles: list[str],
     resolve: Callable[[str], str] = plain_name,
+    doubtful: bool = False,
 ) -> Iterator[tuple[Source, Rewritten]]:
     """Each Python file below the paths with its new text. `choices_for` maps a file's path to what is to be written
     there, each with `.technique` and `.setting`; one bad file is a trouble and never stops the rest. A link that leads
@@ -140,7 +145,7 @@ def fix_files(
             if read_if_it_trains(file.path) is None:
                 continue
             source = Source.read(file.path, project)
-            result = rewritten(source, [(one.technique, one.setting) for one in choices], unsafe)
+            result = rewritten(source, [(one.technique, one.setting) for one in choices], unsafe, doubtful)
         except HotlapError as error:
             troubles.append(str(error))
         except Exception as error:  # a technique that stumbles over one file must not stop the rest

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from hotlap.source.loops import Loop
+    from hotlap.source.loops import Function, Loop
     from hotlap.source.module import Source
 
 
@@ -25,12 +25,14 @@ _DEFINING = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 _LEAVING = ast.Continue | ast.Break | ast.Return
 
 
-def how_often(source: Source, node: ast.AST, loop: Loop) -> Often:
-    """How often a node below a loop runs, as far as conditions between the two say. One sure gate is enough."""
+def how_often(source: Source, node: ast.AST, place: Loop | Function) -> Often:
+    """How often a node runs when the loop or function around it does, as far as conditions between the two say. One
+    sure gate is enough."""
     is_doubtful = False
     below: ast.AST = node
     for above in source.ancestors(node):
-        often = _through(source, above, below)
+        is_body = above is place and isinstance(place, _DEFINING)
+        often = ALWAYS if is_body else _through(source, above, below)
         if often is SOMETIMES:
             return SOMETIMES
         if isinstance(below, ast.stmt):
@@ -39,7 +41,7 @@ def how_often(source: Source, node: ast.AST, loop: Loop) -> Often:
                 return SOMETIMES
             is_doubtful |= early is UNSURE
         is_doubtful |= often is UNSURE
-        if above is loop:
+        if above is place:
             return UNSURE if is_doubtful else ALWAYS
         below = above
     return UNSURE
@@ -49,7 +51,7 @@ def _through(source: Source, above: ast.AST, below: ast.AST) -> Often:
     """How often the child `below` is reached when `above` is."""
     if isinstance(above, _DEFINING | ast.Match | ast.ExceptHandler):
         return UNSURE
-    if isinstance(above, ast.If | ast.IfExp):
+    if isinstance(above, ast.If | ast.IfExp) and not asks_for_none(above.test):
         body = above.body if isinstance(above.body, list) else [above.body]
         rest = above.orelse if isinstance(above.orelse, list) else [above.orelse]
         if any(below is one for one in body):
@@ -74,9 +76,15 @@ def _skipped_before(source: Source, statement: ast.stmt) -> Often:
         if isinstance(earlier, ast.If) and not earlier.orelse and isinstance(earlier.body[-1], _LEAVING):
             if is_rarely_false(source, earlier.test):
                 return SOMETIMES
-            if not is_rare(source, earlier.test):
+            # What ends the loop makes nothing after it rarer: every trip but the last goes past.
+            if isinstance(earlier.body[-1], ast.Continue) and not is_rare(source, earlier.test):
                 found = UNSURE
     return found
+
+
+def asks_for_none(test: ast.expr) -> bool:
+    """`if x is not None`: a part that a script has or has not, the same at every trip."""
+    return isinstance(test, ast.Compare) and all(isinstance(op, ast.Is | ast.IsNot) for op in test.ops)
 
 
 def is_rare(source: Source, test: ast.expr) -> bool:

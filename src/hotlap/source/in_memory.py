@@ -89,7 +89,7 @@ class InMemory:
             return Rewritten(kept["text"], lines, tuple(kept["techniques"])) if kept["techniques"] else None
         try:
             source = Source(decoded(data, path), path, self._project)
-            result = rewritten(source, self._choices, unsafe=True)
+            result = rewritten(source, self._choices, unsafe=True, doubtful=True)
         except Exception as error:  # what cannot be written is left out; the script runs all the same
             self.troubles.append(f"{os.path.basename(path)} runs as it is written ({type(error).__name__}: {error})")
             return None

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hotlap.source.models import model_spellings
+from hotlap.source.models import model_spellings, run_by
 from hotlap.source.names import spelling
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Loop = ast.For | ast.AsyncFor | ast.While
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_MOST_CALLS = 4  # from a function to the one that calls it
 
 _GRAD_SWITCHES = {
     "torch.no_grad": True,
@@ -56,19 +58,36 @@ def _from_inside(source: Source) -> list[Loop]:
     return sorted(loops, key=lambda loop: (-loop.lineno, -loop.col_offset))
 
 
+def loops_around(source: Source, node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> list[tuple[Source, Loop]]:
+    """Every loop in which a node runs: around it, and around the calls of the functions it stands in, here or in
+    another file. A generator runs in the loop that draws from it."""
+    found: list[tuple[Source, Loop]] = []
+    below = node
+    for above in source.ancestors(node):
+        is_head = isinstance(above, ast.For | ast.AsyncFor) and below is above.iter
+        if isinstance(above, Loop) and not is_head:
+            found.append((source, above))
+        if isinstance(above, Function) and above not in seen and len(seen) < _MOST_CALLS:
+            is_generator = _yields(source, above)
+            for where, call in source.callers(above):
+                drawn = where.parent(call) if is_generator else None
+                found += [(where, drawn)] if isinstance(drawn, ast.For) and drawn.iter is call else []
+                found += loops_around(where, call, seen | {above})
+        below = above
+    return list(dict.fromkeys(found))
+
+
 def training_loop_of(source: Source, node: ast.AST) -> tuple[Source, Loop] | None:
     """The training loop around a node, or around a call of the function it stands in."""
-    own = set(source.training_loops())
-    for above in source.ancestors(node):
-        if isinstance(above, Loop) and above in own:
-            return source, above
-    holder = source.function_of(node)
-    for where, call in source.callers(holder) if holder is not None else ():
-        training = set(where.training_loops())
-        around = next((above for above in where.ancestors(call) if isinstance(above, Loop) and above in training), None)
-        if around is not None:
-            return where, around
-    return None
+    around = loops_around(source, node)
+    return next(((where, loop) for where, loop in around if loop in where.training_loops()), None)
+
+
+def makes_gradients(source: Source, above: ast.AST, hops: int = 2) -> bool:
+    """Whether gradients are made below a node, or in the functions called there."""
+    if "backward" in _methods([above]):
+        return True
+    return hops > 0 and any(makes_gradients(one.source, one.node, hops - 1) for one in _called(source, above))
 
 
 def evaluation_loops(source: Source) -> list[Loop]:
@@ -76,7 +95,7 @@ def evaluation_loops(source: Source) -> list[Loop]:
     found: list[Loop] = []
     models = model_spellings(source)
     for loop in (node for node in source.names.parents if isinstance(node, ast.For | ast.AsyncFor)):
-        called = {spelling(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call)} & models
+        called = {run_by(node, models) for node in ast.walk(loop) if isinstance(node, ast.Call)} - {None}
         if not called or _methods([loop, *(one.node for one in _called(source, loop))]) & {"backward"}:
             continue
         if under_no_grad(source, loop) or _inside_no_grad(source, loop) or _in_eval_mode(source, loop, called):
@@ -106,6 +125,11 @@ def _switched(source: Source, node: ast.AST) -> bool | None:
             if switch is not None:
                 return switch
     return None
+
+
+def _yields(source: Source, function: Function) -> bool:
+    nodes = (node for node in ast.walk(function) if isinstance(node, ast.Yield | ast.YieldFrom))
+    return any(source.function_of(node) is function for node in nodes)
 
 
 def _trains(nodes: list[ast.AST]) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from hotlap.source.names import spelling
@@ -11,7 +13,20 @@ if TYPE_CHECKING:
     from hotlap.source.module import Source
 
 
-def model_spellings(source: Source) -> set[str]:
+FORWARDS = ("forward", "generate", "encode", "decode", "predict")  # methods that run a network, or a part of it
+
+
+def run_by(call: ast.Call, models: Set[str]) -> str | None:
+    """The model that a call runs, as the file writes it: `model` of `model(x)` and of `model.generate(x)`."""
+    function = call.func
+    if isinstance(function, ast.Attribute) and function.attr in FORWARDS:
+        function = function.value
+    name = spelling(function)
+    return name if name in models else None
+
+
+@lru_cache(maxsize=4)
+def model_spellings(source: Source) -> frozenset[str]:
     """How the file writes its models: `model`, `self.net`, ..., by what it does with them."""
     found: set[str | None] = set()
     for call in source.method_calls("parameters", "named_parameters", "train", "eval"):
@@ -20,7 +35,7 @@ def model_spellings(source: Source) -> set[str]:
     for name, mentions in source.names.named.items():
         if any(is_module(source, binding.value) for binding in source.bindings(mentions[0]) if binding.value):
             found.add(name)
-    return {name for name in found if name not in (None, "self")}
+    return frozenset(name for name in found if name not in (None, "self"))
 
 
 def is_module(source: Source, value: ast.AST) -> bool:

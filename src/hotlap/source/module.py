@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from hotlap.errors import HotlapError
-from hotlap.source import gates, loops, values
+from hotlap.source import callers, gates, loops, values
 from hotlap.source.calls import Call
 from hotlap.source.names import Binding, Definition, Names
 from hotlap.source.positions import Lines
-from hotlap.source.project import Defined, Project, last_name
+from hotlap.source.project import Defined, Project
 
 if TYPE_CHECKING:
     from hotlap.source.gates import Often
@@ -134,15 +134,14 @@ class Source:
         return self.project.find(self, name) if name and self.project is not None else None
 
     def callers(self, function: Function) -> list[tuple[Source, ast.Call]]:
-        """The calls of a function: in this file, and in the files beside it and one folder above."""
+        """The calls of a function or method: here, in the files beside it and one folder above; see callers.py."""
         if function not in self._callers:
-            likely = (call for call in self.names.call_nodes if last_name(call.func) == function.name)
-            found: list[tuple[Source, ast.Call]] = []
-            found += [(self, call) for call in likely if self.definition(call.func) is function]
-            is_file = self.project is not None and self.parent(function) is self.tree
-            found += self.project.callers(self, function) if is_file and self.project is not None else ()
-            self._callers[function] = found
+            self._callers[function] = callers.callers(self, function)
         return self._callers[function]
+
+    @cached_property
+    def calls_by_function(self) -> dict[ast.AST, list[ast.Call]]:
+        return callers.calls_by_function(self)
 
     def known(self, node: ast.AST) -> Known | None:
         """The plain value of an expression, through names, options' defaults and class attributes: see values.py."""
@@ -215,9 +214,9 @@ class Source:
     def under_no_grad(self, node: ast.AST) -> bool:
         return loops.under_no_grad(self, node)
 
-    def how_often(self, node: ast.AST, loop: Loop) -> Often:
-        """Whether a node below a loop runs at every trip or behind a gate as `if i % n == 0`: see gates.py."""
-        return gates.how_often(self, node, loop)
+    def how_often(self, node: ast.AST, place: Loop | Function) -> Often:
+        """Whether a node in a loop or function runs every time or behind a gate as `if i % n == 0`: see gates.py."""
+        return gates.how_often(self, node, place)
 
     # Text
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hotlap.errors import HotlapError
+from hotlap.source.callers import called, last_name
 from hotlap.source.names import Definition
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Project:
         self._asked: dict[str, set[str]] = {}
         self._folders: dict[str, list[str]] = {}
         self._exists: dict[str, bool] = {}
+        self._texts: dict[str, bytes] = {}
 
     def source(self, path: str) -> Source | None:
         """A file of the project; None where it cannot be read or parsed."""
@@ -83,19 +85,20 @@ class Project:
                 waiting += self._imports(one, node)
 
     def callers(self, source: Source, function: Definition) -> Iterator[tuple[Source, ast.Call]]:
-        """Calls of a function from the files beside its own and one folder above."""
+        """Calls of a function or class from the files beside its own and one folder above."""
         name, own = function.name.encode(), os.path.realpath(source.path)
         here = os.path.dirname(os.path.abspath(source.path))
         for folder in dict.fromkeys((here, *list(self._folders_for(source, 0))[1:2])):
             self._note(source, folder + os.sep)
             for path in self._python_files(folder):
-                if os.path.realpath(path) == own or not _mentions(path, name):
+                if name not in self._text(path) or os.path.realpath(path) == own:
                     continue
                 other = self.source(path)
                 for call in other.names.call_nodes if other else ():
-                    if last_name(call.func) == function.name and other is not None:
-                        found = other.resolve(call.func)
-                        if found is not None and _is_same(found.node, function):
+                    if last_name(called(call)) == function.name and other is not None:
+                        self._note(source, path)  # and, by way of it, on what its own answers rest on
+                        found = other.resolve(called(call))
+                        if found is not None and _is_same(found, own, function):
                             yield other, call
 
     def needs(self, path: str) -> set[str]:
@@ -168,23 +171,20 @@ class Project:
             self._folders[folder] = [os.path.join(folder, name) for name in names[:_MOST_SIBLINGS]]
         return [path for path in self._folders[folder] if os.path.exists(path)]
 
+    def _text(self, path: str) -> bytes:
+        if path not in self._texts:
+            try:
+                with open(path, "rb") as file:
+                    self._texts[path] = file.read()
+            except OSError:
+                self._texts[path] = b""
+        return self._texts[path]
+
     def _note(self, asker: Source, path: str) -> None:
         self._asked.setdefault(os.path.abspath(asker.path), set()).add(path)
 
 
-def last_name(node: ast.AST) -> str | None:
-    """`train` of `engine.train`: what a call is looked for by before anything dearer is asked."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
-
-
-def _is_same(one: Definition, other: Definition) -> bool:
+def _is_same(one: Defined, path: str, other: Definition) -> bool:
     """The same definition, though its file may have been parsed twice."""
-    return one is other or (one.name, one.lineno, one.col_offset) == (other.name, other.lineno, other.col_offset)
-
-
-def _mentions(path: str, name: bytes) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return name in file.read()
-    except OSError:
-        return False
+    is_alike = (one.node.name, one.node.lineno, one.node.col_offset) == (other.name, other.lineno, other.col_offset)
+    return one.node is other or (is_alike and os.path.realpath(one.source.path) == path)

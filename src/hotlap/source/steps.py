@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
+from hotlap.source.bodies import body_of, method, receiver
 from hotlap.source.edits import can_wrap
 from hotlap.source.loops import Function, Loop
 from hotlap.source.models import model_spellings
@@ -38,22 +39,22 @@ def straight_steps(source: Source) -> Iterator[Step]:
             yield step
 
 
-def _step(source: Source, loop: Loop, models: set[str]) -> Step | None:
+def _step(source: Source, loop: Loop, models: Set[str]) -> Step | None:
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
-    if not any(_method(call) == "backward" for call in calls):
+    if not any(method(call) == "backward" for call in calls):
         # The loop only calls the function that does the step.
         inside = [source.definition(call.func) for call in calls]
         bodies = [one for one in inside if isinstance(one, Function) and _has_backward(one)]
         if len(bodies) != 1:
             return None
         calls = [node for node in ast.walk(bodies[0]) if isinstance(node, ast.Call)]
-    backwards = [call for call in calls if _method(call) == "backward"]
-    updates = [call for call in calls if _method(call) == "step" and _is_optimizer(source, _receiver(call))]
+    backwards = [call for call in calls if method(call) == "backward"]
+    updates = [call for call in calls if method(call) == "step" and _is_optimizer(source, receiver(call))]
     if len(backwards) != 1 or len(updates) != 1 or updates[0].args or updates[0].keywords:
         return None
     backward, update = backwards[0], updates[0]
-    holder = _holder(source, backward)
-    if _holder(source, update) is not holder or not isinstance(source.parent(update), ast.Expr):
+    holder = body_of(source, backward)
+    if body_of(source, update) is not holder or not isinstance(source.parent(update), ast.Expr):
         return None
     ending = source.parent(backward)
     if not isinstance(ending, ast.Expr):
@@ -62,7 +63,7 @@ def _step(source: Source, loop: Loop, models: set[str]) -> Step | None:
     region = _region(source, ending, forwards)
     if region is None:
         return None
-    clips = [call for call in calls if _method(call) in ("clip_grad_norm_", "clip_grad_value_")]
+    clips = [call for call in calls if method(call) in ("clip_grad_norm_", "clip_grad_value_")]
     named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id.startswith("clip_grad_")]
     clip = source.statement((clips + named)[0]) if clips or named else None
     return Step(loop, holder, region[0], region[-1], forwards[0], backward, update, clip)
@@ -76,7 +77,7 @@ def _region(source: Source, ending: ast.Expr, forwards: list[ast.Call]) -> list[
     while before and before[0] not in touched:
         before = before[1:]
     assert isinstance(ending.value, ast.Call)
-    loss = {spelling(node) for node in ast.walk(_receiver(ending.value))} - {None}
+    loss = {spelling(node) for node in ast.walk(receiver(ending.value))} - {None}
     makes_loss = [bool(loss & _assigned(statement)) for statement in before]
     while before and any(makes_loss) and not makes_loss[len(before) - 1] and before[-1] not in touched:
         before = before[:-1]  # metrics, prints, zero_grad: no part of the forward pass
@@ -101,21 +102,9 @@ def _is_optimizer(source: Source, node: ast.AST) -> bool:
     made_by = source.name_of(built.func) if isinstance(built, ast.Call) else None
     if made_by is not None:
         return made_by.startswith("torch.optim.") and not made_by.startswith("torch.optim.lr_scheduler.")
-    zeroed = {spelling(_receiver(call)) for call in source.method_calls("zero_grad")}
+    zeroed = {spelling(receiver(call)) for call in source.method_calls("zero_grad")}
     return written in zeroed or "optim" in written.rpartition(".")[2].lower()
 
 
 def _has_backward(function: Function) -> bool:
-    return any(_method(node) == "backward" for node in ast.walk(function))
-
-
-def _holder(source: Source, node: ast.AST) -> Function | ast.Module:
-    return source.enclosing(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or source.tree
-
-
-def _method(node: ast.AST) -> str | None:
-    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
-
-
-def _receiver(call: ast.Call) -> ast.AST:
-    return call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    return any(method(node) == "backward" for node in ast.walk(function))

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from hotlap.source.module import Source
 
 
+# These put a network on a device without saying so at the place.
+_PLACING = ("set_default_device", "set_device", "Accelerator", "Fabric", "DataParallel", "DistributedDataParallel")
+
+
 @dataclass(frozen=True, eq=False)
 class Draw:
     """One place where batches are taken: a `for` over a loader, or `next` of its iterator."""
@@ -77,11 +81,12 @@ def device_argument(call: ast.Call) -> ast.expr | None:
 def names_device(source: Source, node: ast.expr) -> bool:
     """Whether an expression surely says a device: by its value, or by its name."""
     built = source.value_of(node)
-    if isinstance(built, ast.Call) and source.name_of(built.func) == "torch.device":
+    if isinstance(built, ast.Call) and source.name_of(built.func) in ("torch.device", "int"):
         return True
     if isinstance(built, ast.Constant):
-        return isinstance(built.value, str)
-    return "device" in (spelling(node) or "").rpartition(".")[2].lower()
+        return isinstance(built.value, str | int) and not str(built.value).startswith("cpu")
+    last = (spelling(node) or "").rpartition(".")[2].lower()
+    return "device" in last or "rank" in last.split("_") or "gpu" in last.split("_")
 
 
 def uses_device(source: Source) -> bool:
@@ -89,7 +94,7 @@ def uses_device(source: Source) -> bool:
     if any(is_device_move(source, call) for call in source.method_calls("to", "cuda")):
         return True
     is_given = any(given.arg == "device" for call in source.names.call_nodes for given in call.keywords)
-    return is_given or source.mentions("set_default_device", "set_device")
+    return is_given or source.mentions(*_PLACING)
 
 
 def _batch_names(place: ast.AST, names: set[str]) -> frozenset[str]:

@@ -18,6 +18,14 @@ class Images(nn.Module):
         self.layer = nn.Conv2d(3, 8, 3)
 
 
+class Half(nn.Module):
+    """Moves a part by itself: the rest would stay in the other layout."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).to(device)
+
+
 class Options:
     """Not a network, though it can be moved."""
 

@@ -15,6 +15,22 @@ class Scorer(nn.Module):
         return self.last(self.places(places) + noise).mean(dim=1)
 
 
+def batches(device):
+    for _ in range(4):
+        yield torch.rand(16, 8, 4, device=device)
+
+
+def epoch(model, optimizer, device):
+    total = torch.zeros(1, device=device)
+    for noise in batches(device):
+        optimizer.zero_grad()
+        loss = model(noise).square().mean()
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+    return total
+
+
 def main():
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,6 +44,10 @@ def main():
         loss = (model(noise) - target).square().mean() * scale[step % 2]
         loss.backward()
         optimizer.step()
+    for _ in range(2):
+        print(f"sum of losses: {epoch(model, optimizer, device).item():.3f}")
+        noise = torch.empty(16, 8, 4, device=device).uniform_()
+        print(f"mean: {model(noise).mean().item():.3f}")
 
 
 if __name__ == "__main__":

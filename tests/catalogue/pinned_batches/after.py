@@ -17,7 +17,7 @@ def main():
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = TensorDataset(torch.randn(64, 8), torch.randint(0, 2, (64,)))
-    train_loader = DataLoader(data, batch_size=16, shuffle=True, pin_memory=True)
+    train_loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=1, pin_memory=True)
     model = nn.Linear(8, 2).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

@@ -36,6 +36,32 @@ def test(model, loader, device):
     return right
 
 
+def check(model, loader, device, classes):
+    right = []
+    with torch.no_grad():
+        for inputs, labels in loader:
+            inputs, labels = inputs.to(device), labels.to(device)
+            if classes == 1:
+                assert labels.max() <= 1
+            else:
+                assert labels.max() < classes and labels.min() >= 0
+            right += (model(inputs).argmax(dim=1) == labels).cpu()
+    return right
+
+
+def whole(model, inputs, labels, optimizer):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
+    return score(model, inputs, labels)
+
+
+def score(model, inputs, labels):
+    with torch.no_grad():
+        right = (model(inputs).argmax(dim=1) == labels).float()
+    return right.mean().item()
+
+
 def main():
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -43,6 +69,11 @@ def main():
     model = nn.Linear(8, 2).to(device)
     train(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), device)
     test(model, loader, device)
+    check(model, loader, device, 2)
+    inputs, labels = (part.to(device) for part in next(iter(loader)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        print(whole(model, inputs, labels, optimizer))
 
 
 if __name__ == "__main__":

@@ -46,3 +46,20 @@ with torch.no_grad():
 # no model's result
 for name, value in model.state_dict().items():
     print(name, value.sum().item())
+
+
+def validate(inputs):
+    return model(inputs).mean().item()
+
+
+# now and then, or once
+for step, (inputs, labels) in enumerate(loader):
+    labels.tolist()
+    labels = labels.to(device)
+    model(inputs.to(device)).mean().backward()
+    optimizer.step()
+    if step % 100 == 0:
+        print(validate(inputs))
+    if model.is_checked:
+        assert labels.max() < 10
+validate(inputs)
