@@ -14,12 +14,12 @@ TRAIN = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-model = torch.nn.Linear(4, 1)
+model = torch.nn.Linear(4, 1).to(device := "cuda" if torch.cuda.is_available() else "cpu")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for epoch in range(3):
     for x, y in DataLoader(data, batch_size=8):
         optimizer.zero_grad()
-        loss = (model(x) - y).pow(2).mean()
+        loss = (model(x.to(device)) - y.to(device)).pow(2).mean()
         loss.backward()
         optimizer.step()
     print("epoch", epoch, loss.item() < 100)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 HEAD = """
 import os, signal, sys, time
 import torch

@@ -20,7 +20,10 @@ from hotlap.catalogue import TECHNIQUES
 from hotlap.measure import sandbox
 from hotlap.plan import Plan
 
-pytestmark = pytest.mark.skipif(sandbox.available() is not None, reason="trials cannot be protected here")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(sandbox.available() is not None, reason="trials cannot be protected here"),
+]
 
 # Decoding dominates by far, so that the cache is kept on any machine.
 SCRIPT = """

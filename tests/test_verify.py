@@ -24,6 +24,8 @@ from hotlap.measure import sandbox
 from hotlap.plan import Entry, Plan
 from hotlap.report.findings import Facts, Interval, Kept, ParityCheck
 
+pytestmark = pytest.mark.alone
+
 protected = pytest.mark.skipif(sandbox.available() is not None, reason="trials cannot be protected here")
 
 SCRIPT = """

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import killed
 
-pytestmark = pytest.mark.skipif(not killed.kinds(), reason="trials cannot be protected here")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not killed.kinds(), reason="trials cannot be protected here")]
 
 
 @pytest.fixture

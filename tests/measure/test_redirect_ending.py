@@ -20,7 +20,7 @@ from hotlap.measure import landlock, sandbox
 from hotlap.measure.order import Order
 from hotlap.measure.trial import Trials
 
-pytestmark = pytest.mark.skipif(landlock.available() is not None, reason="no Landlock here")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(landlock.available() is not None, reason="no Landlock here")]
 
 DAEMON = f"""
 import os, subprocess, sys, time

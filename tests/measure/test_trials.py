@@ -16,6 +16,8 @@ import pytest
 from hotlap.measure import landlock, sandbox
 from hotlap.measure.trial import Trials
 
+pytestmark = pytest.mark.alone
+
 LOOP = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -32,6 +32,8 @@ from hotlap.observe.run import FeedFacts
 from hotlap.observe.stacks import Labels, stack_below
 from hotlap.observe.whose import is_users
 
+pytestmark = pytest.mark.alone
+
 HERE = __file__
 imread = time.sleep  # a decoder without Python code of its own
 
