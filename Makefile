@@ -9,8 +9,8 @@ READY := $(VENV)/.ready
 demo: $(READY)  ## tune a bundled example end to end; SCRIPT=yours.py tunes yours
 	@BIN=$(BIN) bash tools/demo $(SCRIPT)
 
-test: $(READY)  ## the whole suite: what can bear company two at a time, then the rest
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+test: $(READY)  ## the whole suite: what can bear company three at a time, then the rest
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not alone"
 	@$(BIN)/python -m pytest -m alone
 
 check: $(READY)  ## lint, types, docs and results up to date

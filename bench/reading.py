@@ -6,7 +6,7 @@
 FOLDER holds the files that labels/files.csv names, at the commits named there. labels/README.md says how the labels
 were made. A finding within two lines of a label of its technique is right. A label that engineers would argue about
 (certain=no) counts neither as a miss nor as a false alarm; techniques nobody labelled are left out of the score.
-Times are taken on pytorch/examples in turns, cold (no bytecode, files out of the page cache) and warm, beside TorchFix
+Times are taken on pytorch/examples in turns, cold (no answers kept, files out of the page cache) and warm, beside TorchFix
 where that is installed."""
 
 from __future__ import annotations
@@ -213,13 +213,13 @@ def seconds(command: list[str], folder: Path, **extra: str) -> float:
 
 
 def cold_seconds(folder: Path) -> float:
-    """As after installing: nothing compiled yet, and the files to read no longer in memory."""
+    """As after installing, which compiles bytecode: no answer is kept yet, and the files are no longer in memory."""
     for path in (folder / TIMED).rglob("*.py"):
         with path.open("rb") as file:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with tempfile.TemporaryDirectory() as empty:
-        return seconds([*HOTLAP, TIMED], folder, PYTHONPYCACHEPREFIX=empty)
+        return seconds([*HOTLAP, TIMED], folder, XDG_CACHE_HOME=empty)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from hotlap.source.notebooks import SUFFIX, Notebook, read_notebook
 from hotlap.source.project import Project
 from hotlap.source.store import Store, digest, version_of
 
-_PAYS_BYTES = 1_500_000  # of source still to be read; below that, starting processes costs more than it saves
+_PAYS_BYTES = 200_000  # of source still to be read; below that, starting processes costs more than it saves
 
 
 class Spotter(Protocol):
