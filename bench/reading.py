@@ -6,8 +6,8 @@
 FOLDER holds the files that labels/files.csv names, at the commits named there. labels/README.md says how the labels
 were made. A finding within two lines of a label of its technique is right. A label that engineers would argue about
 (certain=no) counts neither as a miss nor as a false alarm; techniques nobody labelled are left out of the score.
-Times are taken on pytorch/examples in turns, cold (no answers kept, files out of the page cache) and warm, beside TorchFix
-where that is installed."""
+Times are taken on pytorch/examples in turns, cold (no answers kept, files out of the page cache) and warm, beside
+TorchFix where that is installed."""
 
 from __future__ import annotations
 
