@@ -26,7 +26,7 @@ from hotlap.measure.trial import Trials
 from hotlap.observe.launch import Target
 from hotlap.observe.machine import Machine
 from hotlap.plan import Entry, Plan, fingerprint
-from hotlap.report.findings import Facts, Kept, NotTried, TuneReport
+from hotlap.report.findings import Facts, Kept, NotTried, TrialTimes, TuneReport
 from hotlap.technique import Technique
 
 _FELT = ("OMP_", "MKL_", "CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "ONEDNN_", "DNNL_", "NCCL_")  # variables torch reads
@@ -143,6 +143,8 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
     comparison = found.comparison if kept else None
     after_seconds = before_seconds / comparison.interval.ratio if comparison else before_seconds
     saved = before_seconds - after_seconds
+    one_off = _one_off(bench.times, {"plan", *map(str, kept)}) if kept else 0.0
+    spent = bench.spent + bench.known.earlier_seconds + one_off
     batches = [loader.batch_size for loader in before.loaders if loader.trains and loader.batch_size]
     return TuneReport(
         script=str(target),
@@ -169,7 +171,8 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         a_against_a=found.a_against_a,
         smallest_gain=found.smallest_gain,
         cost_seconds=bench.spent,
-        payback_steps=round((bench.spent + bench.known.earlier_seconds) / saved) if kept and saved > 0 else None,
+        payback_steps=round(spent / saved) if kept and saved > 0 else None,
+        one_off_seconds=one_off,
         shares_before=before.shares,
         shares_after=after.shares,
         peak_bytes_before=before.peak_bytes,
@@ -185,6 +188,21 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         reused_trials=bench.known.reused,
         earlier_seconds=bench.known.earlier_seconds,
     )
+
+
+def _one_off(trials: Sequence[TrialTimes], plan: set[str]) -> float:
+    """How much later a run with the plan gets going, at worst: a trial may have found compiled what a first run has to
+    compile, and the first of them did not."""
+
+    def excess(trial: TrialTimes) -> float:
+        late = trial.step_seconds[trial.warmup_steps :]
+        usual = statistics.median(late) if late else 0.0
+        return trial.startup_seconds + sum(trial.step_seconds[: trial.warmup_steps]) - trial.warmup_steps * usual
+
+    good = [trial for trial in trials if trial.ending in ("enough", "finished") and trial.step_seconds]
+    before = [excess(trial) for trial in good if trial.role == "baseline" or trial.label == "baseline"]
+    after = [excess(trial) for trial in good if trial.label in plan]
+    return max(0.0, max(after) - statistics.median(before)) if before and after else 0.0
 
 
 def _reused(known: Known, measured: int) -> str:

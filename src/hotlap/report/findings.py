@@ -316,6 +316,7 @@ class TuneReport:
     cut_short: bool = False  # stopped, or out of budget: "nothing kept" then says nothing
     hosts: list[str] = field(default_factory=list)  # beyond this machine, that the script tried to reach in trials
     losses_spread: list[list[float]] = field(default_factory=list)  # lowest and highest of each step, over seeds
+    one_off_seconds: float = 0.0  # by which a run with the plan starts later: compiling, caches being filled
     reused_trials: int = 0  # known from earlier tunings
     earlier_seconds: float = 0.0  # what tunings under the same conditions cost before this one
 

@@ -8,6 +8,8 @@ from pathlib import PurePath
 from hotlap.report import figures
 from hotlap.report.findings import SHARES, ProfileReport, TuneReport
 
+_WORTH_TELLING_SECONDS = 1.0
+
 SHARE_MEANINGS = {
     "wait": "waiting for the next batch",
     "copy": "moving the batch to the device",
@@ -74,6 +76,8 @@ def cost(report: TuneReport) -> str:
         spent += f" ({figures.plural(report.reused_trials, 'trial')} known from then)"
     if not report.kept:
         return spent
+    if report.one_off_seconds >= _WORTH_TELLING_SECONDS:
+        spent += f", and up to {figures.seconds(report.one_off_seconds)} at the start of each run"
     if report.payback_steps is None:
         return f"{spent}; not paid back, as far as is known"
     trained = figures.seconds(report.payback_steps * report.after_seconds)
