@@ -79,7 +79,7 @@ def test_shared_memory_goes_and_that_of_others_stays(server: Trials, project: Pa
     kept = SharedMemory(create=True, size=64), multiprocessing.get_context("spawn").Lock()
     torch.multiprocessing.set_sharing_strategy("file_system")
     tensor = torch.ones(9999).share_memory_()
-    print(len([n for n in os.listdir("/dev/shm") if n.startswith(("psm_", "sem.mp-", "torch_"))]))
+    print(len([n for n in os.listdir("/dev/shm") if n.startswith(("psm_", "sem.mp-", "torch_"))]), flush=True)
     os.kill(resource_tracker._resource_tracker._pid, 9)  # it would tidy up
     subprocess.run(["touch", *{[str(path) for path in theirs]!r}])  # not Python's: as a stranger's would be
     os._exit(0)
