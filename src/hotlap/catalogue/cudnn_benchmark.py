@@ -30,8 +30,8 @@ class CudnnBenchmark(Technique):
     to run.
 
     ## Claims
-    The lists give 1.27x to 1.70x, measured on Volta and Turing chips, and warn of slow first steps and of sizes that
-    change. The gain depends on the network; `hotlap tune` measures it on yours.
+    The lists give 1.27x to 1.70x, and warn of slow first steps and of sizes that change. The gain depends on chip and
+    network; `hotlap tune` measures it on yours.
     """
 
     family = Family.COMPUTE

@@ -58,7 +58,7 @@ class CurrentApis(Technique):
     ## Claims
     The lists recommend Apex's `amp.initialize(model, optimizer, opt_level="O1")` and `@torch.jit.script` on chains of
     point-wise operations. Both were right at the time. Autocast is part of torch since 1.6, `torch.jit.script` warns
-    that it is deprecated since 2.9, and `torch.compile` now does what it was recommended for.
+    that it is deprecated, and `torch.compile` now does what it was recommended for.
     """
 
     family = Family.COMPUTE

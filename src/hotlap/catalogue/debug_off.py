@@ -45,7 +45,7 @@ class DebugOff(Technique):
 
     ## Claims
     The lists say "turn debugging APIs off" and name `detect_anomaly`, `profiler.profile`, `emit_nvtx` and `gradcheck`.
-    That is right as far as it goes, but gives no figure. `CUDA_LAUNCH_BLOCKING`, which they do not name, belongs to it.
+    That is right as far as it goes, but gives no figure. `CUDA_LAUNCH_BLOCKING` belongs to it.
     """
 
     family = Family.COMPUTE

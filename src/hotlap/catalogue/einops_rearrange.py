@@ -35,7 +35,7 @@ class EinopsRearrange(Technique):
 
     ## Claims
     A list calls einops "clearer and faster". Clearer is right. Faster is not, by itself: both ways run the same
-    kernel. Where it was found faster, a copy that the chain made needlessly had been left out.
+    kernel.
     """
 
     family = Family.COMPUTE

@@ -33,8 +33,9 @@ class GradFreeEvaluation(Technique):
     Nothing: the same kernels run on the same numbers.
 
     ## Claims
-    The lists say "turn off gradients in validation" without a figure, and one gives `model.eval()` as the way to do it,
-    which it is not. How much memory is saved can be calculated: all that forward keeps for a backward.
+    The lists say "turn off gradients in validation" without a figure. `model.eval()` does not do it: it only
+    changes what dropout and batch norm do. How much memory is saved can be calculated: all that forward keeps for a
+    backward.
     """
 
     family = Family.MEMORY

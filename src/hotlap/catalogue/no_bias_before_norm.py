@@ -42,7 +42,7 @@ class NoBiasBeforeNorm(Technique):
 
     ## Claims
     The lists recommend it without a figure, with the right reason. They do not say that old checkpoints then need
-    `strict=False`, nor that torchvision's own models have always been built this way.
+    `strict=False`.
     """
 
     family = Family.COMPUTE
