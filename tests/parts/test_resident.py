@@ -15,6 +15,7 @@ from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
 from hotlap.parts.purity import same, why_impure
+from hotlap.parts.resident import Refused, Resident, Room
 from hotlap.parts.resident_loader import serves, why_not
 
 
@@ -207,12 +208,18 @@ def test_batches_that_cannot_be_kept(kept) -> None:
     assert all("more than tensors" in why or "one shape" in why for why in kept.withdrawn)
 
 
-def test_too_large_is_left_alone() -> None:
-    from hotlap.parts.resident import Refused, Resident
-
-    store = Resident(TensorDataset(torch.zeros(1000, 1000)), limit_bytes=1 << 20)
+def test_too_large_is_left_alone_and_all_stores_share_the_room() -> None:
+    data, batch, room = TensorDataset(torch.zeros(1000, 100)), [torch.zeros(2, 100)], Room(600_000)
     with pytest.raises(Refused, match="GiB"):
-        store.keep([0, 1], [torch.zeros(2, 1000)])
+        Resident(TensorDataset(torch.zeros(10**6, 100)), room).keep([0, 1], batch)
+    first, second = Resident(data, room), Resident(data, room)
+    first.keep([0, 1], batch)
+    assert room.left_bytes == 200_000
+    with pytest.raises(Refused, match="GiB"):
+        second.keep([0, 1], batch)
+    del first
+    second.keep([0, 1], batch)
+    assert room.left_bytes == 200_000
 
 
 def test_same() -> None:

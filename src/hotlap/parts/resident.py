@@ -1,7 +1,7 @@
 """Samples that stay in memory once they have been loaded. The first epoch fills the store from the batches it draws
 anyway; from then on batches are gathered from it, in the sampler's own order.
 
-    store = Resident(dataset)
+    store = Resident(dataset, Room(4 << 30))
     for index, batch in ...:          # while the first epoch runs
         store.keep(index, batch)
     batch = store.batch(index)        # what the loader would have given
@@ -10,6 +10,7 @@ anyway; from then on batches are gathered from it, in the sampler's own order.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,12 +33,28 @@ class Refused(Exception):
     """These batches cannot be kept, with the reason."""
 
 
-class Resident:
-    """The samples of one map-style data set, one row of bytes each. `limit_bytes` bounds what it takes. NumPy moves the
-    rows: torch's own threads would take a core from the training for so little."""
+class Room:
+    """Bytes that several stores share. What one took comes back when it is gone."""
 
-    def __init__(self, dataset: Any, limit_bytes: int, pinned: bool = False) -> None:
-        self._dataset, self._limit, self._pinned = dataset, limit_bytes, pinned
+    def __init__(self, limit_bytes: int) -> None:
+        self.left_bytes = limit_bytes
+
+    def take(self, store: Resident, wanted_bytes: int) -> None:
+        if wanted_bytes > self.left_bytes:
+            raise Refused(f"it would take {wanted_bytes / 2**30:.1f} GiB of {self.left_bytes / 2**30:.1f} GiB left")
+        self.left_bytes -= wanted_bytes
+        weakref.finalize(store, self._give_back, wanted_bytes)
+
+    def _give_back(self, taken_bytes: int) -> None:
+        self.left_bytes += taken_bytes
+
+
+class Resident:
+    """The samples of one map-style data set, one row of bytes each, as far as there is room. NumPy moves the rows:
+    torch's own threads would take a core from the training for so little."""
+
+    def __init__(self, dataset: Any, room: Room, pinned: bool = False) -> None:
+        self._dataset, self._room, self._pinned = dataset, room, pinned
         self._length = len(dataset)
         self._has = numpy.zeros(self._length, dtype=bool)
         self._rows: list[Any] = []
@@ -100,9 +117,7 @@ class Resident:
         if any(not leaf.numel() for leaf in leaves):
             raise Refused("its samples are empty")
         sizes = [leaf[0].numel() * leaf.element_size() for leaf in leaves]
-        needed = sum(sizes) * self._length
-        if needed > self._limit:
-            raise Refused(f"it would take {needed / 2**30:.1f} GiB, more than {self._limit / 2**30:.1f} GiB")
+        self._room.take(self, sum(sizes) * self._length)
         self._rows = [numpy.empty((self._length, row), dtype=numpy.uint8) for row in sizes]
         self._kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
         self._shape = shape

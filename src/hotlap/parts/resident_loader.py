@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hotlap.parts.purity import why_impure
-from hotlap.parts.resident import Changed, Refused, Resident
+from hotlap.parts.resident import Changed, Refused, Resident, Room
 
 _ENOUGH = 0.9  # of the data set: what is missing is loaded as it is asked for
 _PROBED = 8
@@ -41,10 +41,10 @@ class ResidentLoader:
     """Follows one loader. `state` gives a number that changes when the data set does; `given_up` hears why it ended."""
 
     def __init__(
-        self, loader: DataLoader[Any], limit_bytes: int, state: Callable[[Any], int], given_up: Callable[[str], None],
+        self, loader: DataLoader[Any], room: Room, state: Callable[[Any], int], given_up: Callable[[str], None],
         pinned: bool = False,
     ) -> None:  # fmt: skip
-        self._store: Resident | None = Resident(loader.dataset, limit_bytes, pinned)
+        self._store: Resident | None = Resident(loader.dataset, room, pinned)
         self._state, self._given_up = state, given_up
         self._seen_state: int | None = None
         self._indices: weakref.WeakKeyDictionary[Any, tuple[Any, deque[Any]]] = weakref.WeakKeyDictionary()
@@ -122,7 +122,7 @@ class Residency:
     """Follows every loader of a process. Its methods stand round those of `DataLoader` and its iterators."""
 
     def __init__(self, limit_bytes: int, state: Callable[[Any], int], given_up: Callable[[str], None]) -> None:
-        self._limit, self._state, self._given_up = limit_bytes, state, given_up
+        self._room, self._state, self._given_up = Room(limit_bytes), state, given_up
         self._followed: weakref.WeakKeyDictionary[Any, ResidentLoader | None] = weakref.WeakKeyDictionary()
         self._by_sampler: dict[int, weakref.ref[ResidentLoader]] = {}  # an iterator knows its sampler, not its loader
         self._live = 0
@@ -163,7 +163,7 @@ class Residency:
             if reason is None:
                 is_pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
                 self._live += 1
-                found = ResidentLoader(loader, self._limit, self._state, self._lost, is_pinned)
+                found = ResidentLoader(loader, self._room, self._state, self._lost, is_pinned)
                 self._by_sampler[id(loader._index_sampler)] = weakref.ref(found)
             self._followed[loader] = found
             if reason is not None and not self._live:
