@@ -184,13 +184,32 @@ def test_the_server_never_computes() -> None:
         assert "sings" in trial.log, trial.ending
 
 
-@pytest.mark.parametrize("kind", ["namespace", "redirect", "none"])
+@pytest.fixture(params=["namespace", "redirect", "none"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "namespace" and sandbox.available() is not None:
+        pytest.skip("no namespaces here")
+    if request.param == "redirect" and landlock.available() is not None:
+        pytest.skip("no Landlock here")
+    return request.param
+
+
+def test_a_trial_finds_what_the_one_before_it_compiled(run_script, tmp_path: Path, kind: str) -> None:
+    """By then the server's torch has named a folder of its own, where every trial would begin anew."""
+    text = """
+    import os
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    os.makedirs(cache_dir(), exist_ok=True)
+    print(sorted(os.listdir(cache_dir())))
+    open(os.path.join(cache_dir(), "kernel"), "w").close()
+    """
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    logs = [run_script(script(tmp_path, text), watched=False, sandbox=kind, kept_folder=str(kept)).log for _ in "ab"]
+    assert [log.strip() for log in logs] == ["[]", "['kernel']"]
+
+
 def test_a_script_that_wants_a_terminal(run_script, tmp_path: Path, kind: str) -> None:
     """It may ask how wide that is; who reads from it comes to the end at once, as from an empty input."""
-    if kind == "namespace" and sandbox.available() is not None:
-        pytest.skip("no namespaces here")
-    if kind == "redirect" and landlock.available() is not None:
-        pytest.skip("no Landlock here")
     text = """
     import os, sys
     print(os.popen("stty size").read().split(), sys.stdin.isatty(), repr(sys.stdin.read()))

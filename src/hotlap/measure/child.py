@@ -157,9 +157,8 @@ def run_trial(order: Order) -> None:
     """Never returns. The process is the trial's own; its standard streams are already where they belong."""
     recorder = Recorder(order)
     os.environ.update(_QUIET)
-    if order.kept_folder:  # or every trial would compile the same kernels again
-        for name, kind in _KEPT.items():
-            os.environ.setdefault(name, os.path.join(order.kept_folder, kind))
+    if order.kept_folder:  # or every trial would compile the same kernels again; torch has set its own default by now
+        os.environ.update({name: os.path.join(order.kept_folder, kind) for name, kind in _KEPT.items()})
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # the server's own precaution
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
