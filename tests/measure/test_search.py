@@ -265,3 +265,16 @@ def test_what_gains_after_an_epoch_is_not_judged_by_less() -> None:
     bench.epoch_steps = 10
     made._screen()
     assert [str(choice) for choice in made.found.plan] == ["filling"]
+
+
+def test_a_trial_that_gave_a_technique_nothing_to_do_is_not_held_against_it() -> None:
+    class Idle(Fast):
+        def seen(self, run: Run) -> bool:
+            return False
+
+    made = search(Made({(): 1.0, ("idle",): 1.0, ("other",): 1.0}), Idle(), Other())
+    made._screen()
+    assert [one.reason for one in made.found.rejected] == [
+        "1.00x: found nothing to do in a trial",
+        "1.00x: no gain in a trial",
+    ]

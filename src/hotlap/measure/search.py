@@ -14,6 +14,7 @@ from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.proof import PARITY_TRIALS, Proof
 from hotlap.measure.stats import LOOKS, calibration_sd
+from hotlap.observe.run import Run
 from hotlap.report import figures
 from hotlap.report.findings import NotTried
 from hotlap.technique import Choice, Technique
@@ -106,7 +107,7 @@ class Search:
                 if ratio >= self._worth_keeping:
                     better.append((ratio, timing, candidate))
                 else:
-                    self.found.reject([candidate.choice()], _no_gain(ratio))
+                    self.found.reject([candidate.choice()], _no_gain(ratio, [candidate.choice()], timing.run))
                     idle.append(candidate)
             waiting = rest
             if better:
@@ -227,7 +228,7 @@ class Search:
                 if timing is not None and self._best / timing.level >= self._worth_keeping:
                     self._keep(both, timing)
                 elif timing is not None:
-                    self.found.reject(both, _no_gain(self._best / timing.level))
+                    self.found.reject(both, _no_gain(self._best / timing.level, both, timing.run))
 
     def _try_slow_starters(self, slow: list[Candidate], idle: list[Candidate]) -> None:
         """What takes long to get going comes last, on top of the rest, where it has to start the fewest times. Those
@@ -241,7 +242,7 @@ class Search:
                     self._keep([choice], timing)
                     break
                 if timing is not None:
-                    self.found.reject([choice], _no_gain(self._best / timing.level))
+                    self.found.reject([choice], _no_gain(self._best / timing.level, [choice], timing.run))
             else:
                 continue
             for partner in partners(candidate, idle):
@@ -282,7 +283,10 @@ class Search:
         return self._budget - max(CONFIRM_SHARE * self._budget, needed) - self._bench.spent
 
 
-def _no_gain(ratio: float) -> str:
+def _no_gain(ratio: float, choices: Sequence[Choice], run: Run) -> str:
+    """What a trial came to. One in which the technique had nothing to do says nothing about it."""
+    if any(choice.technique.seen(run) is False for choice in choices):
+        return f"{ratio:.2f}x: found nothing to do in a trial"
     words = (
         "slower in a trial" if ratio < 0.98 else "no gain in a trial" if ratio < KEEP_GAIN else "within the noise here"
     )
