@@ -1,19 +1,35 @@
-"""Write the README's table of results from the raw records in bench/results. `--check` only says whether it is out of
-date. Needs neither a GPU nor torch: a record holds all it takes."""
+"""Write the tables of results from the raw records in bench/results: tunings into the README, and what was run against
+experts' loops into the page beside the records. `--check` only says whether one is out of date. Needs neither a GPU nor
+torch: a record holds all it takes."""
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from hotlap.errors import HotlapError
 from hotlap.report import figures, folder, wording
-from hotlap.report.findings import TuneReport
+from hotlap.report.findings import Interval, TuneReport
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
 HEAD = ("script", "machine", "a step", "faster by", "kept", "trials", "date", "torch", "record")
+EXPERTS_MARKS = re.compile(r"(<!-- experts -->\n).*?(<!-- /experts -->)", re.DOTALL)
+EXPERTS_HEAD = (
+    "script",
+    "machine",
+    "as it is",
+    "`hotlap run`",
+    "expert",
+    "script / run",
+    "expert / run",
+    "rounds",
+    "date",
+)
 OTHERS = ("overhead-", "exhaustive-")  # records of other benches, which are no tunings
 
 
@@ -84,7 +100,46 @@ def machine(hardware: str) -> str:
 def table(root: Path) -> str:
     found = [(path, read(path)) for path in records(root / "bench" / "results")]
     found.sort(key=lambda entry: (-(entry[1].speedup.ratio if entry[1].speedup else 0.0), entry[0].name))
-    rows = [HEAD, ("---",) * len(HEAD), *(row(path, report, root) for path, report in found)]
+    return _table(HEAD, [row(path, report, root) for path, report in found])
+
+
+def experts_table(root: Path) -> str:
+    """What bench/against_experts.py recorded; nothing, where it was not run."""
+    rows = [experts_row(path) for path in sorted((root / "bench" / "results" / "experts").glob("*.json"))]
+    return _table(EXPERTS_HEAD, rows) if rows else ""
+
+
+def experts_row(path: Path) -> tuple[str, ...]:
+    """Over whole windows, epochs' ends included; the record has the other figure as well."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        facts = record["facts"]
+        ratios = {(one["of"], one["to"]): one for one in record["comparisons"] if one["figure"] == "mean"}
+        return (
+            f"[{record['name']}](experts/{path.name})",
+            machine(facts["hardware"]),
+            *(_mean(record, variant) for variant in ("script", "hotlap run", "expert")),
+            _ratio(ratios["script", "hotlap run"]),
+            _ratio(ratios["expert", "hotlap run"]),
+            str(record["rounds"]),
+            facts["date"].split()[0],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise HotlapError(f"{path} is no record of bench/against_experts.py ({error!r}): move it away") from None
+
+
+def _mean(record: dict[str, Any], variant: str) -> str:
+    return figures.seconds(statistics.fmean(lap["mean"] for lap in record["laps"] if lap["variant"] == variant))
+
+
+def _ratio(one: dict[str, Any]) -> str:
+    if one["low"] is None:
+        return f"{figures.ratio(one['ratio'])} (one round)"
+    return f"{figures.ratio(one['ratio'])} ({figures.bounds(Interval(one['ratio'], one['low'], one['high']), ' to ')})"
+
+
+def _table(head: tuple[str, ...], found: list[tuple[str, ...]]) -> str:
+    rows = [head, ("---",) * len(head), *found]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n" for cells in rows)
 
 
@@ -99,25 +154,30 @@ def _figure(reason: str) -> str:
     return f"{found[0]}{', not shown' if 'not shown' in reason else ''}" if found else f"({figures.line(reason)})"
 
 
+def page(path: Path, marks: re.Pattern[str], listed: str) -> tuple[Path, str, str]:
+    """A page as it is and as it should be."""
+    text = path.read_text(encoding="utf-8")
+    if not marks.search(text):
+        raise HotlapError(f"{path} has no place for the results: put the two marks back")
+    return path, text, marks.sub(lambda match: f"{match[1]}{listed}{match[2]}", text)
+
+
 def main(root: Path = ROOT) -> int:
-    readme = root / "README.md"
-    text = readme.read_text(encoding="utf-8")
+    beside = root / "bench" / "results" / "README.md"
     try:
-        if not MARKS.search(text):
-            raise HotlapError(f"{readme} has no place for the results: put the two marks back")
-        listed = table(root)
+        pages = [page(root / "README.md", MARKS, table(root)), page(beside, EXPERTS_MARKS, experts_table(root))]
     except HotlapError as error:
         print(error, file=sys.stderr)
         return 2
-    wanted = MARKS.sub(lambda match: f"{match[1]}{listed}{match[2]}", text)
-    if wanted == text:
-        return 0
-    if "--check" in sys.argv:
-        print("README.md is out of date: run `make results`")
-        return 1
-    readme.write_text(wanted, encoding="utf-8")
-    print("wrote README.md")
-    return 0
+    stale = [(path, wanted) for path, text, wanted in pages if text != wanted]
+    for path, wanted in stale:
+        name = path.relative_to(root).as_posix()
+        if "--check" in sys.argv:
+            print(f"{name} is out of date: run `make results`")
+        else:
+            path.write_text(wanted, encoding="utf-8")
+            print(f"wrote {name}")
+    return int(bool(stale) and "--check" in sys.argv)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bench" / "results" / "tune").mkdir(parents=True)
     (tmp_path / "README.md").write_text("before\n<!-- results -->\n<!-- /results -->\nafter\n")
+    (tmp_path / "bench" / "results" / "README.md").write_text("<!-- experts -->\n<!-- /experts -->\n")
     for name in ("photos", "chars"):
         shutil.copy(ROOT / "bench" / "results" / f"{name}-h200.json", tmp_path / "bench" / "results")
     monkeypatch.setattr(sys, "argv", ["results.py"])
@@ -87,6 +88,38 @@ def test_a_record_without_its_row_is_an_error(root: Path, values, expected: str,
     assert said.count("\n") == 1 and "photos-h200.json" in said and expected in said
 
 
-def test_without_its_marks_nothing_passes(root: Path) -> None:
-    (root / "README.md").write_text("no marks\n")
+@pytest.mark.parametrize("page", ["README.md", "bench/results/README.md"])
+def test_without_its_marks_nothing_passes(root: Path, page: str) -> None:
+    (root / page).write_text("no marks\n")
     assert results.main(root) == 2
+
+
+def test_what_was_run_against_experts_is_a_table_beside_its_records(root: Path, monkeypatch, capsys) -> None:
+    page = root / "bench" / "results" / "README.md"
+    assert results.main(root) == 0 and "|" not in page.read_text()  # no record, no table
+    pairs = [("script", "hotlap run", 4.5, 4.2, 4.8), ("expert", "hotlap run", 1.02, 0.97, 1.07)]
+    record = {
+        "name": "mnist",
+        "facts": {"hardware": "1 x NVIDIA H200 (140 GiB), Intel Xeon, 16 cores", "date": "2026-11-15 12:00 UTC"},
+        "rounds": 2,
+        "comparisons": [
+            {"of": of, "to": to, "figure": "mean", "ratio": ratio, "low": low, "high": high}
+            for of, to, ratio, low, high in pairs
+        ],
+        "laps": [
+            {"variant": name, "mean": seconds}
+            for name, seconds in (("script", 7e-3), ("script", 8e-3), ("hotlap run", 1.5e-3), ("expert", 1.6e-3))
+        ],
+    }
+    path = root / "bench" / "results" / "experts" / "mnist-h200.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(record))
+    monkeypatch.setattr(sys, "argv", ["results.py", "--check"])
+    assert results.main(root) == 1 and "bench/results/README.md is out of date" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["results.py"])
+    assert results.main(root) == 0
+    cells = [cell.strip() for cell in page.read_text().splitlines()[3].strip("| ").split(" | ")]
+    assert cells[0] == "[mnist](experts/mnist-h200.json)" and cells[2:5] == ["7.50 ms", "1.50 ms", "1.60 ms"]
+    assert cells[5:] == ["4.5x (4.2 to 4.8)", "1.02x (0.97 to 1.07)", "2", "2026-11-15"]
+    path.write_text(json.dumps({**record, "comparisons": []}))
+    assert results.main(root) == 2 and "mnist-h200.json is no record" in capsys.readouterr().err
