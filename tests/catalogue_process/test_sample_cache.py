@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hotlap.catalogue import find
 from hotlap.parts import image_cache
+from hotlap.source.fix import fix_source
 from hotlap.source.module import Source
 
 
@@ -110,6 +111,69 @@ def test_images_from_elsewhere_are_pils_own(apply, folder: Path) -> None:
     with pytest.raises(Image.UnidentifiedImageError):
         Image.open(folder / "text.png")
     assert image_cache.hits() == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_read_by_opencv(apply, folder: Path, workers: int) -> None:
+    cv2 = pytest.importorskip("cv2", reason="needs opencv-python-headless")
+    own = cv2.imread
+
+    class Arrays(Photos):
+        def __getitem__(self, index: int):
+            name = str(self.paths[index])
+            image = cv2.imread(name) if index % 2 else cv2.imread(name, cv2.IMREAD_GRAYSCALE)[:, :, None].repeat(3, 2)
+            return index, torch.from_numpy(image).flatten()
+
+    expected = epoch(DataLoader(Arrays(folder), 4))
+    patch = apply("sample-cache")
+    loader = DataLoader(Arrays(folder), 4, shuffle=True, num_workers=workers)
+    assert [epoch(loader) for _ in range(3)] == [expected] * 3
+    assert image_cache.hits() == 24 and cv2.imread is not own
+    assert cv2.imread(filename=str(folder / "03.png")).shape == (5, 6, 3)
+    patch.undo()
+    assert cv2.imread is own and epoch(DataLoader(Arrays(folder), 4)) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("setting", "is_encoded"), [({"bytes": 40_000}, True), ({"hold": "decoded"}, False), ({}, False)]
+)
+def test_files_are_held_where_pixels_would_not_fit(
+    apply, tmp_path: Path, workers: int, setting: dict, is_encoded: bool
+) -> None:
+    for index in range(12):
+        Image.new("RGB", (60, 50), (index, 2 * index, 3 * index)).save(tmp_path / f"{index:02d}.png")  # 9,000 bytes
+    expected = epoch(DataLoader(Photos(tmp_path), 4))
+    apply("sample-cache", setting)
+    loader = DataLoader(Photos(tmp_path), 4, shuffle=True, num_workers=workers)
+    assert [epoch(loader) for _ in range(3)] == [expected] * 3
+    assert image_cache.hits() == 24
+    assert (image_cache.used_bytes() < 9000) is is_encoded
+
+
+READ = """
+import cv2
+from torch.utils.data import Dataset
+
+class Photos(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return cv2.imread(self.paths[index]ARGS)
+"""
+
+
+@pytest.mark.parametrize(("args", "can_fix"), [("", True), (", 0", True), (", flags=0", False), (", *more", False)])
+def test_opencv_in_source(args: str, can_fix: bool) -> None:
+    source = Source(READ.replace("ARGS", args))
+    technique = find("sample-cache")
+    (site,) = technique.spot(source)
+    assert site.fix == ("unsafe" if can_fix else None)
+    if can_fix:
+        new = fix_source(source, [(technique, {"hold": "encoded"})], unsafe=True)
+        assert "import cached_imread, set_limit\nset_limit(None, 'encoded')\n" in new
+        assert f"return cached_imread(self.paths[index]{args})" in new
+        assert not list(technique.spot(Source(new)))
 
 
 HELPED = """

@@ -16,7 +16,7 @@ def snapshot() -> dict[str, int]:
     owners: list[Any] = [torch, torch.autograd, torch.Tensor, torch.nn.Module, dataloader, fetch, module, optimizer]
     owners += [value for value in vars(torch.optim).values() if isinstance(value, type)]
     owners += [value for value in (*vars(dataloader).values(), *vars(fetch).values()) if isinstance(value, type)]
-    owners += [sys.modules[name] for name in ("PIL.Image",) if name in sys.modules]
+    owners += [sys.modules[name] for name in ("PIL.Image", "cv2") if name in sys.modules]
     seen = {}
     for owner in owners:
         for name, value in vars(owner).items():

@@ -102,3 +102,23 @@ def test_an_import_that_fails_is_not_the_import(fresh: Path, monkeypatch: pytest
     monkeypatch.setenv("MENDED", "1")
     importlib.import_module("broken_once")
     assert seen == [1]
+
+
+def test_a_package_that_imports_itself_a_second_time(fresh: Path) -> None:
+    """As cv2 does, to take over what its compiled half holds: the action sees the one that stays."""
+    (fresh / "freshly" / "native").mkdir()
+    (fresh / "freshly" / "native" / "freshly.py").write_text("def read(): ...\n")
+    (fresh / "freshly" / "__init__.py").write_text(
+        "import importlib, os, sys\n"
+        "own = sys.modules.pop('freshly')\n"
+        "sys.path.insert(0, os.path.join(os.path.dirname(__file__), 'native'))\n"
+        "native = importlib.import_module('freshly')\n"
+        "del sys.path[0]\n"
+        "sys.modules['freshly'] = own\n"
+        "read = native.read\n"
+    )
+    seen = []
+    on_import("freshly", lambda: seen.append(sys.modules["freshly"]))
+    import freshly
+
+    assert seen == [freshly] and freshly.native is not freshly

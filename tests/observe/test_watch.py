@@ -786,11 +786,17 @@ PHOTOS = """
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_images_opened_also_by_workers(run_script, tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("reader", ["PIL", "cv2"])
+def test_images_opened_also_by_workers(run_script, tmp_path: Path, workers: int, reader: str) -> None:
     from PIL import Image
 
+    script = PHOTOS
+    if reader == "cv2":
+        pytest.importorskip("cv2", reason="needs opencv-python-headless")
+        script = PHOTOS.replace("from PIL import Image", "import cv2")
+        script = script.replace('Image.open(file).convert("L")', 'cv2.imread("photo.png", 0)')
     Image.new("RGB", (4, 4)).save(tmp_path / "photo.png")
-    (tmp_path / "train.py").write_text(textwrap.dedent(PHOTOS))
+    (tmp_path / "train.py").write_text(textwrap.dedent(script))
     trial = run_script(tmp_path / "train.py", arguments=[str(workers)])
     assert trial.good, trial.log
     assert trial.run.images_opened == 16

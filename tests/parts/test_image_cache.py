@@ -12,13 +12,13 @@ import numpy
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
-from hotlap.parts import image_cache
+from hotlap.parts import file_pool, image_cache
 from hotlap.parts.image_cache import cached_open
 
 
-@pytest.fixture(autouse=True)
-def pool():
-    image_cache.set_limit(8 << 20)
+@pytest.fixture(autouse=True, params=["decoded", "encoded"])
+def pool(request: pytest.FixtureRequest):
+    image_cache.set_limit(8 << 20, request.param)
     yield
     image_cache.clear()
 
@@ -229,3 +229,42 @@ def test_a_relative_name_is_found_again_from_elsewhere(tmp_path: Path, monkeypat
     monkeypatch.chdir("/")
     image.thumbnail((10, 10))
     assert image.tobytes() == expected.tobytes()
+
+
+def kept_bytes(path: Path, limit: int, files: int, hold: str = "auto") -> int:
+    image_cache.clear()
+    image_cache.set_limit(limit, hold)
+    file_pool.expect(files)
+    for _ in range(2):
+        same(cached_open(path), Image.open(path))
+    assert image_cache.hits() == 1
+    return image_cache.used_bytes()
+
+
+def test_files_are_kept_where_their_pixels_would_not_fit(tmp_path: Path) -> None:
+    path = saved(tmp_path, "RGB.jpg")
+    encoded, decoded = path.stat().st_size, 201 * 135 * 3
+    assert encoded < decoded / 4
+    assert kept_bytes(path, 10 * decoded, files=9) > decoded
+    assert kept_bytes(path, 10 * decoded, files=20) < encoded + 4200
+    assert kept_bytes(path, 10 * decoded, files=20, hold="decoded") > decoded
+    assert kept_bytes(path, 10 * decoded, files=9, hold="encoded") < encoded + 4200
+    assert kept_bytes(path, 10 * decoded, files=2000) > decoded, "neither fits: a part of the pixels saves decoding"
+    assert kept_bytes(path, 10 * decoded, files=0) > decoded, "nobody said how many"
+    with pytest.raises(ValueError, match="decoded, encoded, auto"):
+        image_cache.set_limit(100, "both")
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
+    image_cache.set_limit(8 << 20, "encoded")
+    path = saved(tmp_path, "RGB.png")
+
+    def opened_late(file):
+        image = Image.open(file)
+        picture("L").save(path)
+        os.utime(path, ns=(1, 10**9))
+        return image
+
+    cached_open(path, original=opened_late)
+    assert image_cache.used_bytes() == 0
+    assert cached_open(path).mode == "L"

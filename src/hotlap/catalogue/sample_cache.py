@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hotlap.source.edits import add_import, replace_node
-from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
     from hotlap.source.edits import Edit
     from hotlap.source.module import Site, Source
 
-OPEN_IMAGE = "PIL.Image.open"
-OTHER_READS = ("cv2.imread", "imageio.imread", "skimage.io.imread", "numpy.load", "pandas.read_csv", "torch.load")
-PART = "from hotlap.parts.image_cache import cached_open"
+PARTS = {"PIL.Image.open": ("image_cache", "cached_open", 1), "cv2.imread": ("array_cache", "cached_imread", 2)}
+OTHER_READS = ("imageio.imread", "skimage.io.imread", "numpy.load", "pandas.read_csv", "torch.load")
 
 
 class SampleCache(Technique):
@@ -27,13 +27,19 @@ class SampleCache(Technique):
 
     ## Why it is faster
     A data set that opens its file in `__getitem__` reads and decodes the same bytes again in every epoch. Decoding one
-    photo takes about two milliseconds of one core; copying it from memory takes a fraction of that. The cache holds
-    what was decoded, before any transform, in one copy shared by all workers.
+    photo takes about two milliseconds of one core; copying it from memory takes a fraction of that. The cache stands
+    behind `Image.open` and `cv2.imread`, holds what was decoded, before any transform, in one copy for all workers, and
+    never takes more than its limit. Where the pixels of the data set would not fit and its files would, it holds the
+    files (`hold` is "decoded", "encoded" or "auto").
 
     ## When it does not help
     In the first epoch, and in scripts that train for one epoch only. When the decoded data set is much larger than the
-    memory granted, most lookups miss. When the loop does not wait for data, there is nothing to gain. The fix is marked
-    unsafe: it spends memory, and it makes the script import hotlap.
+    memory granted, most lookups miss. When the loop does not wait for data, there is nothing to gain. Files held
+    encoded save the reading only, which the page cache of the system already does on local disks. For that reason
+    plain `open(...).read()` is left alone; what is made from it (`numpy.load`, `torch.load`, tables) is reported in
+    source, and `hotlap.parts.cached_dataset.CachedDataset` keeps whole samples, if they are always the same. Workers
+    that are spawned, not forked, are not reached from outside. The fix is marked unsafe: it spends memory, and it makes
+    the script import hotlap.
 
     ## What changes numerically
     Nothing: the same pixels reach the same transforms. Only what was read is kept, never the outcome of something
@@ -41,13 +47,13 @@ class SampleCache(Technique):
 
     ## Claims
     "Load the data set into memory" is in the tip lists, without a figure. It is not free advice: decoded pixels take
-    several times the room of the JPEG files (500 x 375 pixels are 550 KB), so the cache is bounded in bytes.
-    A page cache that holds the files already saves the disk, but not the decoding, which is mostly the larger part.
+    several times the room of the JPEG files (500 x 375 pixels are 550 KB), so the cache is bounded in bytes. Full, it
+    keeps what it has, and only what is no longer read makes room: with every key asked for once an epoch, throwing out
+    the oldest would leave nothing to find.
     """
 
     family = Family.WAIT
-    needs = Needs(package="PIL")
-    aliases = ("in-memory dataset", "cache", "Image.open")
+    aliases = ("in-memory dataset", "cache", "Image.open", "cv2.imread")
     traits = frozenset({"cached samples"})
     fills_in_an_epoch = True
 
@@ -57,10 +63,10 @@ class SampleCache(Technique):
     def spot(self, source: Source) -> Iterator[Site]:
         if not source.mentions("__getitem__"):
             return
-        for call in source.calls(OPEN_IMAGE, *OTHER_READS):
+        for call in source.calls(*PARTS, *OTHER_READS):
             if not _is_in_dataset(call):
                 continue
-            if call.name == OPEN_IMAGE:
+            if call.name in PARTS:
                 message = "the image is decoded again in every epoch; a cache keeps it in memory"
                 yield source.site(call.node, message, "unsafe" if _can_be_cached(call) else None)
             elif call.node.args:
@@ -73,37 +79,50 @@ class SampleCache(Technique):
 
     def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
         if not run.images_opened:
-            return CannotHelp("no image file was opened through PIL")
+            return CannotHelp("no image file was opened through PIL or OpenCV")
         if any(loader.trains and loader.num_workers and loader.start_method != "fork" for loader in run.loaders):
-            return CannotHelp("the loader's workers are spawned, so each would hold a copy of its own")
+            return CannotHelp("the loader's workers are spawned, and what is attached here does not reach them")
         return [Try({}, run.share("wait"))]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        from hotlap.observe.imports import on_import
+        from hotlap.parts import file_pool
 
-        def cached(proceed: Any, *args: Any, **kwargs: Any) -> Any:
+        def opened(proceed: Any, *args: Any, **kwargs: Any) -> Any:
             from hotlap.parts.image_cache import cached_open
 
             if len(args) != 1 or kwargs:
                 return proceed(*args, **kwargs)
             return cached_open(args[0], original=proceed)
 
-        def make_pool() -> None:  # before any worker is forked, so that all share it
-            from hotlap.parts import image_cache
+        def read(proceed: Any, *args: Any, **kwargs: Any) -> Any:
+            from hotlap.parts.array_cache import cached_imread
 
-            image_cache.set_limit(int(setting.get("bytes", 0)) or image_cache.default_limit_bytes())
-            patch.on_undo(image_cache.clear)
+            if not 1 <= len(args) <= 2 or kwargs:
+                return proceed(*args, **kwargs)
+            return cached_imread(*args, original=proceed)
 
-        patch.at(patch.joints.image_opened, cached, depth=1)
-        patch.on_undo(on_import("PIL.Image", make_pool))
+        def built(proceed: Any, loader: Any, bound: Any) -> Any:
+            with contextlib.suppress(TypeError):  # no length
+                file_pool.expect(len(bound.arguments["dataset"]))
+            return proceed(loader, bound)
+
+        limit = int(setting.get("bytes", 0)) or None
+        file_pool.set_limit(limit, str(setting.get("hold", "auto")))  # before a worker is forked, so that all share it
+        patch.on_undo(file_pool.clear)
+        patch.at(patch.joints.loader_built, built)
+        patch.at(patch.joints.image_opened, opened, depth=1)
+        patch.at(patch.joints.image_read, read, depth=1)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         assert isinstance(site.node, ast.Call)
-        imports = add_import(site.source, PART)
-        if "bytes" in setting:
-            limit = f"{site.source.lines.newline}set_limit({setting['bytes']})"
-            imports = [replace(one, text=one.text + limit) for one in add_import(site.source, f"{PART}, set_limit")]
-        return [*replace_node(site.source, site.node.func, "cached_open"), *imports]
+        module, function, _ = PARTS[site.source.name_of(site.node.func) or ""]
+        part = f"from hotlap.parts.{module} import {function}"
+        imports = add_import(site.source, part)
+        if setting:
+            held = f", {setting['hold']!r}" if "hold" in setting else ""
+            limit = f"{site.source.lines.newline}set_limit({setting.get('bytes')}{held})"
+            imports = [replace(one, text=one.text + limit) for one in add_import(site.source, f"{part}, set_limit")]
+        return [*replace_node(site.source, site.node.func, function), *imports]
 
 
 def _is_in_dataset(call: Call) -> bool:
@@ -130,8 +149,10 @@ def _is_getter(source: Source, function: ast.AST) -> bool:
 
 
 def _can_be_cached(call: Call) -> bool:
-    """One argument, as the part takes; and the name it would go by is still free."""
-    bound = [binding for scope in call.source.names.scopes for binding in scope.bindings.get("cached_open", [])]
-    is_free = all(binding.qualified == "hotlap.parts.image_cache.cached_open" for binding in bound)
-    has_one = len(call.node.args) == 1 and not call.node.keywords and not isinstance(call.node.args[0], ast.Starred)
-    return is_free and has_one
+    """Arguments as the part takes them; and the name it would go by is still free."""
+    module, function, most = PARTS[call.name]
+    bound = [binding for scope in call.source.names.scopes for binding in scope.bindings.get(function, [])]
+    is_free = all(binding.qualified == f"hotlap.parts.{module}.{function}" for binding in bound)
+    args = call.node.args
+    is_plain = not call.node.keywords and not any(isinstance(one, ast.Starred) for one in args)
+    return is_free and is_plain and 1 <= len(args) <= most

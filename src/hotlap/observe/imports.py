@@ -41,7 +41,11 @@ class _After:
 
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
-            load(module)
+            self.is_searching = True  # cv2 imports a second module by its own name while it is loaded
+            try:
+                load(module)
+            finally:
+                self.is_searching = False
             if self in sys.meta_path:  # until now: being looked for (`find_spec`) is not being imported
                 self.cancel()
                 self.action()

@@ -4,6 +4,7 @@
     optimizer = AdamW(...)              # optimizer_built(optimizer, bound)
     for batch in loader:                # loader_started(loader), then batch_drawn(iterator) -> batch
         image = Image.open(path)        #   image_opened(file, *rest) inside the data set, also in forked workers
+        image = cv2.imread(path)        #   image_read(path, *rest) -> array, likewise
         batch = batch.to(device)        # batch_moved(name, tensor, *rest) -> tensor
         out = model(batch)              # root_found(module) once, then root_called(root, args, kwargs) -> out
         out = model.forward(batch)      #   where the script calls a method: method_called(root, args, kwargs) -> out
@@ -88,7 +89,8 @@ class Joints:
         self.loader_built = Around(self._at_loader_init, self)
         self.loader_started = Notice(self._at_loader_iter, self)
         self.batch_drawn = Around(self._at_iterator_next, self)
-        self.image_opened = Around(self._at_image_open, self)
+        self.image_opened = Around(lambda patch: _at_function(patch, "PIL.Image", "open", self.image_opened), self)
+        self.image_read = Around(lambda patch: _at_function(patch, "cv2", "imread", self.image_read), self)
         self.optimizer_built = Around(self._at_optimizer_init, self)
         self.root_found = Notice(self._at_first_calls, self)
         self.root_called = Around(self._at_root_slots, self)
@@ -132,19 +134,6 @@ class Joints:
             return through(original, iterator)
 
         patch.set(_BaseDataLoaderIter, "__next__", __next__)
-
-    def _at_image_open(self, patch: Patch) -> None:
-        def attach() -> None:
-            image = sys.modules["PIL.Image"]
-            original, through = image.open, self.image_opened.through
-
-            @functools.wraps(original)
-            def open(*args: Any, **kwargs: Any) -> Any:
-                return through(original, *args, **kwargs)
-
-            patch.set(image, "open", open)
-
-        patch.on_undo(on_import("PIL.Image", attach))
 
     # out = model(batch) ----------------------------------------------------------------------------------------
 
@@ -261,6 +250,21 @@ class Joints:
         patch.set(torch.jit, "script", _telling(torch.jit.script, functions.undo))
         for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream):
             patch.set(owner, "synchronize", _method("synchronize", owner.synchronize, through))
+
+
+def _at_function(patch: Patch, module: str, name: str, joint: Around) -> None:
+    """A function of a module that the script may import now, later, or never."""
+
+    def attach() -> None:
+        original, through = getattr(sys.modules[module], name), joint.through
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return through(original, *args, **kwargs)
+
+        patch.set(sys.modules[module], name, function)
+
+    patch.on_undo(on_import(module, attach))
 
 
 _under_construction: set[int] = set()

@@ -116,6 +116,7 @@ class Watch:
         patch.at(joints.loader_started, self._loader_started)
         patch.at(joints.batch_drawn, self._batch_drawn)
         patch.at(joints.image_opened, self._image_opened)
+        patch.at(joints.image_read, self._image_opened)
         patch.at(joints.optimizer_built, self._optimizer_built)
         patch.at(joints.root_found, self._root_found)
         patch.at(joints.root_called, self._root_called, depth=-1)
@@ -340,7 +341,7 @@ class Watch:
         """All but the steps, and without a wait for the device."""
         import torch
 
-        cache = sys.modules.get("hotlap.parts.image_cache")
+        cache = sys.modules.get("hotlap.parts.file_pool")
         device, parameter_bytes = self._weights
         run = Run(
             torch=torch.__version__,

@@ -11,58 +11,37 @@ disk is decoded again. Import this before loader workers are forked: then they s
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from typing import Any
 
-import psutil
 from PIL import Image
 
-from hotlap.parts.shared_pool import SharedPool
+from hotlap.parts import file_pool
+from hotlap.parts.file_pool import clear, hits, set_limit, used_bytes
+
+__all__ = ["cached_open", "clear", "hits", "set_limit", "used_bytes"]
 
 _FORMATS = ("JPEG", "PNG", "BMP", "PPM")
 _MODES = ("RGB", "L", "RGBA", "CMYK", "LA", "1")
 _pil_open = Image.open  # taken at import: `cached_open` may later stand in its place
-_pool: SharedPool | None = None
-
-
-def default_limit_bytes() -> int:
-    return min(4 << 30, psutil.virtual_memory().available // 4)
-
-
-def set_limit(limit_bytes: int) -> None:
-    """Start over with an empty pool of this size."""
-    global _pool
-    _pool = SharedPool(limit_bytes)
-
-
-def clear() -> None:
-    """Forget everything and give the memory back; the next `set_limit` starts anew."""
-    global _pool
-    _pool = None
-
-
-def hits() -> int:
-    return _pool.hits if _pool is not None else 0
-
-
-def used_bytes() -> int:
-    return _pool.used_bytes if _pool is not None else 0
 
 
 def cached_open(file: Any, *args: Any, original: Any = None, **kwargs: Any) -> Image.Image:
     """As `PIL.Image.open(file)`. Anything but a plain image file read from its start goes straight to PIL."""
     pil_open = original or _pil_open
-    key = None if args or kwargs or _pool is None else _key(file)
+    key = None if args or kwargs or not file_pool.is_open() else file_pool.key(file)
     if key is None:
         return pil_open(file, *args, **kwargs)
-    assert _pool is not None
-    kept = _pool.get(key)
+    kept = file_pool.kept(key)
     if kept is not None:
-        cut = 4 + int.from_bytes(kept[:4], "little")
-        return _image(kept[4:cut], kept[cut:], file, pil_open)
+        return _image(*kept, file, pil_open) if kept[0] else _encoded(kept[1], file, pil_open)
     image = pil_open(file)
     if image.format not in _FORMATS or image.mode not in _MODES or getattr(image, "is_animated", False):
+        return image
+    if file_pool.keeps_encoded(key, image.width * image.height * len(image.getbands())):
+        file_pool.keep_file(key, file)
         return image
     try:
         head, pixels = _pack(image)
@@ -70,8 +49,16 @@ def cached_open(file: Any, *args: Any, original: Any = None, **kwargs: Any) -> I
         if hasattr(file, "seek"):
             file.seek(0)
         return pil_open(file)
-    _pool.put(key, len(head).to_bytes(4, "little"), head, pixels)
+    file_pool.keep(key, head, pixels)
     return _image(head, pixels, file, pil_open)
+
+
+def _encoded(content: Any, file: Any, pil_open: Any) -> Image.Image:
+    """PIL's own image, which will read its file from memory."""
+    image = pil_open(io.BytesIO(content))
+    if isinstance(file, (str, os.PathLike)):
+        image.filename = os.fspath(file)  # as PIL has it
+    return image
 
 
 class _Remembered(Image.Image):
@@ -105,19 +92,6 @@ class _Remembered(Image.Image):
         return Image.Image, (), self.__getstate__()  # a pickle of the script's must not need this module
 
 
-def _key(file: Any) -> bytes | None:
-    try:
-        if isinstance(file, (str, os.PathLike)):
-            path, stat = os.fspath(file), os.stat(file)
-        elif isinstance(getattr(file, "name", None), str) and file.tell() == 0:
-            path, stat = file.name, os.fstat(file.fileno())
-        else:
-            return None
-    except (OSError, AttributeError, ValueError):
-        return None
-    return f"{os.path.abspath(os.fsdecode(path))}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}".encode()
-
-
 def _pack(image: Image.Image) -> tuple[bytes, bytes]:
     pixels = image.tobytes()
     info = {name: value for name, value in image.info.items() if _is_plain(value)}
@@ -141,4 +115,5 @@ def _image(head: Any, pixels: Any, file: Any, pil_open: Any) -> Image.Image:
     return image
 
 
-set_limit(default_limit_bytes())
+if not file_pool.is_open():
+    set_limit()
