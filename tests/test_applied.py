@@ -27,7 +27,14 @@ NAMES = "loader-workers,channels-last,fused-optimizer,sample-cache,mixed-precisi
 def test_settings_by_name() -> None:
     (workers, fused) = named("loader-workers:num_workers=3, fused")
     assert workers.setting == {"num_workers": 3} and fused.setting == {}
-    wrong = ("loader-workers:workers=3", "loader-workers:num_workers", "loader-workers:num_workers=many", "fused:a=1")
+    assert [one.setting["scaled"] for one in named("fast-jpeg:scaled=true,fast-jpeg:scaled=False")] == [True, False]
+    wrong = (
+        "loader-workers:workers=3",
+        "loader-workers:num_workers",
+        "loader-workers:num_workers=many",
+        "fused:a=1",
+        "fast-jpeg:scaled=maybe",
+    )
     for name in wrong:
         with pytest.raises(HotlapError, match=name.split(":")[0]):
             named(name)

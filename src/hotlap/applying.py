@@ -20,6 +20,7 @@ from hotlap.plan import Plan
 from hotlap.technique import Choice
 
 _in_force = threading.Lock()
+_TRUTH = {"true": True, "false": False}
 
 
 @contextmanager
@@ -69,8 +70,8 @@ def _named(part: str, verbs: tuple[str, ...]) -> Choice:
             raise HotlapError(f"{part!r} is not understood: write it as {known or technique.id}")
         kind = type(chosen[key])
         try:
-            chosen[key] = kind(value)
-        except ValueError:
+            chosen[key] = _TRUTH[value.lower()] if kind is bool else kind(value)
+        except (KeyError, ValueError):
             raise HotlapError(f"{part!r}: {key} is {kind.__name__}, as in {key}={technique.default[key]}") from None
     return Choice(technique, chosen)
 

@@ -60,6 +60,8 @@ def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool, rewri
                 _say(quiet, f"{one} found no place in this script's source")
         for reason in memory.troubles if memory else ():
             _say(quiet, reason)
+        for one in attached.shown:
+            _say(quiet, one)
         for reason in attached.withdrawn:
             _say(quiet, f"withdrawn, and the run went on without it: {reason}")
         _say(quiet, str(attached.watch or "the script never imported torch"))

@@ -57,6 +57,7 @@ class Needs:
     device: str | None = None
     torch: str | None = None  # the oldest release, as "2.11"
     package: str | None = None  # an optional import name
+    install: str | None = None  # what pip is to be given for it, where that is another name
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ def needs(technique: Technique, *verbs: str) -> None:
 def runnable(technique: Technique) -> None:
     if technique.needs.device == "cuda" and not torch.cuda.is_available():
         pytest.skip(f"{technique.id} needs a CUDA device to run")
+    if technique.needs.package:
+        pytest.importorskip(technique.needs.package)
 
 
 @pytest.mark.parametrize("technique", PARAMETERS)

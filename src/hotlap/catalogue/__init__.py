@@ -12,6 +12,7 @@ from hotlap.catalogue.current_apis import CurrentApis
 from hotlap.catalogue.debug_off import DebugOff
 from hotlap.catalogue.device_born_tensors import DeviceBornTensors
 from hotlap.catalogue.einops_rearrange import EinopsRearrange
+from hotlap.catalogue.fast_jpeg import FastJpeg
 from hotlap.catalogue.freed_memory import FreedMemory
 from hotlap.catalogue.fused_attention import FusedAttention
 from hotlap.catalogue.fused_optimizer import FusedOptimizer
@@ -38,6 +39,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     PersistentWorkers(),
     PinnedBatches(),
     SampleCache(),
+    FastJpeg(),
     ResidentDataset(),
     DeviceBornTensors(),
     ZeroCopyTensors(),

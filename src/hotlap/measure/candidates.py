@@ -86,7 +86,7 @@ def _missing(needs: Needs, run: Run) -> str | None:
     if needs.torch and _version(run.torch) < _version(needs.torch):
         return f"needs torch {needs.torch} or newer; this is {run.torch}"
     if needs.package and importlib.util.find_spec(needs.package) is None:
-        return f"needs the package {needs.package}: pip install {needs.package}"
+        return f"needs the package {needs.package}: pip install {needs.install or needs.package}"
     return None
 
 

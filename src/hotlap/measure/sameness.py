@@ -9,6 +9,7 @@ from hotlap.measure.bench import Bench
 from hotlap.measure.order import Role
 from hotlap.measure.parity import FORCED, SEED, STEPS, judge
 from hotlap.measure.trial import Trial
+from hotlap.observe.run import Compared
 from hotlap.report.findings import ParityCheck
 from hotlap.technique import Choice, Parity
 
@@ -86,7 +87,14 @@ class Sameness:
         if trial.run is not None and trial.run.withdrawn:  # the script alone would pass in the plan's name
             return [ParityCheck(f"could not be applied: {trial.run.withdrawn[0]}", 1.0, "= 0", False)]
         self.losses = trial.parity["losses"]
-        return judge(level_of(plan, parities), self._reference, self._repeat, trial.parity)
+        checks = judge(level_of(plan, parities), self._reference, self._repeat, trial.parity)
+        return checks + [shown(one) for one in (trial.run.compared if trial.run is not None else ())]
+
+
+def shown(compared: Compared) -> ParityCheck:
+    """What a technique showed of itself on the way."""
+    what, limit = f"{compared.what}, of {compared.count}", f"<= {compared.limit:g}"
+    return ParityCheck(what, compared.difference, limit, compared.difference <= compared.limit)
 
 
 def level_of(plan: Sequence[Choice], parities: Mapping[str, Parity]) -> Parity:

@@ -18,9 +18,19 @@ class Attached:
         self.patch = Patch(Joints())
         self.watch: Watch | None = None
         self.applied: list[str] = []
-        self.withdrawn = self.patch.joints.withdrawn
         self._choices, self._make_watch = list(choices), watch
         self._cancel = on_import("torch", self._torch_is_here)
+
+    @property
+    def withdrawn(self) -> list[str]:
+        """What was given up, each with its reason: also what a worker found to differ."""
+        joints = self.patch.joints
+        return [*joints.withdrawn, *(str(one) for one in joints.comparisons if one.failed)]
+
+    @property
+    def shown(self) -> list[str]:
+        """What techniques compared on the way, and found within limits."""
+        return [str(one) for one in self.patch.joints.comparisons if one.facts.count and not one.failed]
 
     def _torch_is_here(self) -> None:
         if self._make_watch is not None:

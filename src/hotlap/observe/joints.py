@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hotlap.observe.comparison import Comparison
 from hotlap.observe.imports import on_import
 from hotlap.observe.patch import Patch
 from hotlap.observe.roots import RootFinder
@@ -104,6 +105,7 @@ class Joints:
         self.compile_called = Notice(self._at_compile, self)
         self.roots = RootFinder(self)
         self.withdrawn: list[str] = []  # what was given up on the way, each with its reason
+        self.comparisons: list[Comparison] = []  # what swaps showed of themselves
 
     # for batch in loader: --------------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from hotlap.observe.comparison import Comparison
+
 if TYPE_CHECKING:
     from hotlap.observe.joints import Joints
 
@@ -52,6 +54,13 @@ class Patch:
         """What this patch was made for does not work here: it is undone, the run goes on, and the reason is told."""
         self.joints.withdrawn.append(f"{self._about}: {reason}")
         self.undo()
+
+    def compare(self, what: str, limit: float, first: int = 16) -> Comparison:
+        """Hold the first things a swap makes against the script's own; the figure stands in every report of the plan,
+        and one beyond the limit is told as a withdrawal. The swap asks `failed` each time, and then stands aside."""
+        comparison = Comparison(f"{self._about}: {what}", limit, first)
+        self.joints.comparisons.append(comparison)
+        return comparison
 
     def undo(self) -> None:
         while self._undo:

@@ -32,6 +32,16 @@ class LoaderFacts:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """The first things a swap made, held against what the script would have made."""
+
+    what: str
+    count: int
+    difference: float  # the largest
+    limit: float
+
+
+@dataclass(frozen=True)
 class OptimizerFacts:
     kind: str  # qualified class name
     fused: bool
@@ -240,6 +250,7 @@ class Run:
     threads: int = 1
     device_capability: tuple[int, ...] = ()
     withdrawn: list[str] = field(default_factory=list)  # techniques that raised when applied, with the reason
+    compared: list[Compared] = field(default_factory=list)  # what techniques showed of themselves on the way
     script_compiles: bool = False
     matmul_precision: str = "highest"  # what float32 matrix products may use: "highest", "high" (TF32), "medium"
     searches_kernels: bool = False  # torch.backends.cudnn.benchmark

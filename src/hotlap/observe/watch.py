@@ -373,6 +373,7 @@ class Watch:
             threads=torch.get_num_threads(),
             device_capability=tuple(torch.cuda.get_device_capability()) if device == "cuda" else (),
             withdrawn=withdrawn or [],
+            compared=[one.facts for one in self._joints.comparisons if one.facts.count],
             script_compiles=self._compiles,
             matmul_precision=torch.get_float32_matmul_precision(),
             searches_kernels=torch.backends.cudnn.benchmark,
