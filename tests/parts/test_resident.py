@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
+from hotlap.parts import resident_loader
 from hotlap.parts.purity import same, why_impure
-from hotlap.parts.resident import Refused, Resident, Room
+from hotlap.parts.resident import Refused, Resident, Room, reader
 from hotlap.parts.resident_loader import serves, why_not
 
 
@@ -42,8 +43,10 @@ class Drawing(Squares):
 
 
 @pytest.fixture
-def kept():
-    """The technique in force; `kept.withdrawn` says why it gave up."""
+def kept(monkeypatch: pytest.MonkeyPatch):
+    """The technique in force, with no core to fill its stores in the background; `kept.withdrawn` says why it gave
+    up."""
+    monkeypatch.setattr(resident_loader, "free_cores", lambda workers: 0)
     joints = Joints()
     patch = Patch(joints)
     ResidentDataset().apply(patch, {})
@@ -211,8 +214,8 @@ def test_batches_that_cannot_be_kept(kept) -> None:
 def test_too_large_is_left_alone_and_all_stores_share_the_room() -> None:
     data, batch, room = TensorDataset(torch.zeros(1000, 100)), [torch.zeros(2, 100)], Room(600_000)
     with pytest.raises(Refused, match="GiB"):
-        Resident(TensorDataset(torch.zeros(10**6, 100)), room).keep([0, 1], batch)
-    first, second = Resident(data, room), Resident(data, room)
+        Resident(10**6, reader(data), room).keep([0, 1], batch)
+    first, second = (Resident(len(data), reader(data), room) for _ in range(2))
     first.keep([0, 1], batch)
     assert room.left_bytes == 200_000
     with pytest.raises(Refused, match="GiB"):

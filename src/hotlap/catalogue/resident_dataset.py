@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
@@ -19,15 +19,18 @@ class ResidentDataset(Technique):
 
     ## Why it is faster
     A sample that is always the same is made again in every epoch: read, decoded, transformed, collated, sent from a
-    worker to the training process. The first epoch's batches are written down, one row a sample; from then on a batch
-    is a single gather of rows, some microseconds, in the order of the script's own sampler. No worker is needed any
-    more. The speed records on small data sets do this by hand.
+    worker to the training process. Here it is written down once, as one row; from then on a batch is a single gather
+    of rows, tens of microseconds for small images, in the order of the script's own sampler, and workers are sent home.
+    Rows belong to the data set: loaders built anew for every epoch share them. While the first epoch runs, processes
+    of the lowest priority load the rest on cores that nobody needs; once all is there, the epoch goes on from memory.
+    The speed records on small data sets do this by hand.
 
     ## When it does not help
     Data sets that draw something at random for each sample (augmentation) must not be kept: every epoch shall see
     another crop. That is tested before anything is kept, in a process of its own: two reads, the state of every random
     generator, torch's draws, the clock. Data larger than a quarter of the free memory is left alone, as are batches
-    collated by code of the script's own, samplers without an end, and trainings of a single epoch.
+    collated by code of the script's own, samples that are not tensors or numbers, samplers without an end, and data
+    sets that are built anew for every epoch.
 
     ## What changes numerically
     Nothing: the same bits in the same order, and the random generators are drawn from alike. Samples are loaded again
@@ -49,7 +52,8 @@ class ResidentDataset(Technique):
 
     def seen(self, run: Run) -> bool | None:
         training = [loader for loader in run.loaders if loader.trains]
-        return all(loader.in_memory or loader.kept for loader in training) if training else None
+        kept = {loader.dataset_id for loader in training if loader.kept}  # a loader may live for one epoch only
+        return all(loader.in_memory or loader.dataset_id in kept for loader in training) if training else None
 
     def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
         training = [loader for loader in run.loaders if loader.trains]
@@ -61,24 +65,15 @@ class ResidentDataset(Technique):
     def apply(self, patch: Patch, setting: Setting) -> None:
         import psutil
         from torch.utils.data import DataLoader
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         from hotlap.observe.dataset_state import dataset_state
         from hotlap.parts.resident_loader import Residency
 
         limit = int(_SHARE_OF_MEMORY * psutil.virtual_memory().available)
         residency = Residency(limit, dataset_state, patch.withdraw)
-        get_iterator, next_index = DataLoader._get_iterator, _BaseDataLoaderIter._next_index
-
-        def drew(proceed: Any, iterator: Any) -> Any:
-            batch = proceed(iterator)
-            residency.drew(iterator, batch)
-            return batch
-
+        get_iterator = DataLoader._get_iterator
+        patch.on_undo(residency.close)
         patch.set(DataLoader, "_get_iterator", lambda loader: residency.iterator(get_iterator, loader))
-        patch.set(_BaseDataLoaderIter, "_next_index", lambda iterator: residency.next_index(next_index, iterator))
-        patch.at(patch.joints.loader_started, residency.starts, depth=-1)  # after those who keep workers alive
-        patch.at(patch.joints.batch_drawn, drew, depth=4)
 
 
 def _why_not(loader: LoaderFacts) -> str | None:

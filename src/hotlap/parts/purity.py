@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def why_impure(dataset: Any, indices: Sequence[int]) -> str | None:
     if not hasattr(os, "fork"):
         return "purity cannot be tested on this system"
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             answer = _judged(dataset, indices)
@@ -45,6 +46,13 @@ def why_impure(dataset: Any, indices: Sequence[int]) -> str | None:
         os.waitpid(child, 0)
 
 
+def fork() -> int:
+    """Without Python's warning that other threads do not come along: nothing of theirs is used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def _answer(reading: int) -> str | None:
     ready, _, _ = select.select([reading], [], [], _PATIENCE_SECONDS)
     said = os.read(reading, 1 << 16) if ready else b""
@@ -55,6 +63,7 @@ def _answer(reading: int) -> str | None:
 
 
 def _judged(dataset: Any, indices: Sequence[int]) -> str | None:
+    gc.disable()  # what the training left behind is not ours to end
     torch.set_num_threads(1)  # threads do not survive a fork
     before = _generators()
     first = [dataset[index] for index in indices]  # what is imported on the way is none of the sample's
@@ -91,8 +100,8 @@ def same(one: Any, other: Any) -> bool:
 
 def _bits(tensor: Any) -> Any:
     """Not-a-number equals itself here."""
-    plain = tensor.detach().contiguous()
-    return plain.view(-1).view(torch.uint8) if plain.numel() and not plain.is_complex() else plain
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.view(-1).view(torch.uint8) if plain.numel() else plain
 
 
 def _generators() -> dict[int, str]:
@@ -124,6 +133,10 @@ class _Draws:
         self.seen = ""
 
         class Mode(TorchDispatchMode):
+            @classmethod
+            def _should_skip_dynamo(cls) -> bool:
+                return False  # or the compiler would be imported, for seconds, in every process that tests
+
             def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if torch.Tag.nondeterministic_seeded in function.tags:
                     outer.seen = outer.seen or str(function.overloadpacket)

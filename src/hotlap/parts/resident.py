@@ -1,14 +1,19 @@
-"""Samples that stay in memory once they have been loaded. The first epoch fills the store from the batches it draws
-anyway; from then on batches are gathered from it, in the sampler's own order.
+"""Samples that stay in memory once they have been loaded: one row each, gathered into batches by index.
 
-    store = Resident(dataset, Room(4 << 30))
-    for index, batch in ...:          # while the first epoch runs
-        store.keep(index, batch)
-    batch = store.batch(index)        # what the loader would have given
+    store = Resident(len(dataset), reader(dataset), Room(4 << 30))
+    batch = store.batch([3, 1, 4])    # what a DataLoader with default collation would give; loads what is not kept yet
+    store.keep([1, 5], batch)         # takes down the rows of a batch that somebody else made
+    store.fill(reader(dataset), 4)    # four processes load the rest, with the lowest priority, while training goes on
+
+With `device="cuda"` the rows lie there and batches are gathered there; `hotlap.parts.resident_batches` is that in one
+line. One thread at a time may change a store, which a lock sees to; gathering needs none.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -20,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import default_collate
 
 from hotlap.parts.purity import same
+from hotlap.parts.resident_filler import Filler, Reader
 
 _CHECKED_EVERY = 16  # batches; and never more than this share of the time:
 _CHECK_SHARE = 0.01
@@ -49,81 +55,174 @@ class Room:
         self.left_bytes += taken_bytes
 
 
-class Resident:
-    """The samples of one map-style data set, one row of bytes each, as far as there is room. NumPy moves the rows:
-    torch's own threads would take a core from the training for so little."""
+def reader(dataset: Any) -> Reader:
+    """Reads samples as a DataLoader's own fetcher does."""
 
-    def __init__(self, dataset: Any, room: Room, pinned: bool = False) -> None:
-        self._dataset, self._room, self._pinned = dataset, room, pinned
-        self._length = len(dataset)
-        self._has = numpy.zeros(self._length, dtype=bool)
-        self._rows: list[Any] = []
+    def read(index: list[int]) -> list[Any]:
+        if getattr(dataset, "__getitems__", None):
+            return dataset.__getitems__(index)  # type: ignore[no-any-return]
+        return [dataset[number] for number in index]
+
+    return read
+
+
+class Resident:
+    """The samples of one map-style data set. A store without room for all of them raises `Refused`."""
+
+    def __init__(self, length: int, read: Reader, room: Room, device: Any = None) -> None:
+        self._length, self._read, self._room, self._device = length, read, room, device
+        self._rows: list[Any] = []  # of the host or of the device
         self._kinds: list[tuple[Any, Any]] = []  # shape and dtype of a sample in each
         self._shape: Any = None  # of the batch as a structure
+        self._has = numpy.zeros(0, dtype=bool)
         self._count = self._drawn = 0
         self._check_at, self._check_time = _CHECKED_EVERY, 0.0
+        self._filler: Filler | None = None
+        self._changing = threading.RLock()
 
     @property
     def share(self) -> float:
         """How much of the data set is kept by now."""
+        if self._filler is not None:
+            with self._changing:
+                self._collect()
         return self._count / self._length if self._length else 0.0
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether a batch was kept, so that the form of all is known."""
+        return bool(self._rows)
+
+    @property
+    def has_served(self) -> bool:
+        """Whether a batch came out without loading anything."""
+        return self._drawn > 0
 
     def keep(self, index: Sequence[int], batch: Any) -> None:
         """Take down the rows of a batch that the loader made."""
+        with self._changing:
+            self._keep(self._places(index), batch)
+
+    def batch(self, index: Sequence[int], pinned: bool = False) -> Any:
+        """The batch the loader would have made. A sample that is not kept yet is loaded now."""
+        places = self._places(index)
+        if self._count == self._length or not self._load_missing(places):
+            self._drawn += 1
+            if self._drawn >= self._check_at and time.monotonic() >= self._check_time:
+                self._check(int(places[self._drawn % len(places)]))
+        return self._gathered(places, pinned)
+
+    def fill(self, read: Reader, processes: int) -> None:
+        """Load what is missing in processes of their own; what they have made is taken in as batches are drawn."""
+        if self._filler is None and self._device is None and self._rows and self._count < self._length:
+            arrays = [rows.array for rows in self._rows]
+            self._filler = Filler(read, arrays, self._has, self._kinds, processes)
+            weakref.finalize(self, self._filler.close)
+
+    def close(self) -> None:
+        """End what still fills the store."""
+        if self._filler is not None:
+            self._filler.close()
+
+    def _places(self, index: Sequence[int]) -> Any:
+        places = numpy.asarray(index)
+        if places.dtype.kind not in "iu" or places.ndim != 1 or not len(places):
+            raise Refused("its sampler gives no plain numbers")
+        if places.astype(numpy.uint64).max() >= self._length:  # negative ones become large
+            raise Refused("its sampler gives numbers outside the data set")
+        return places
+
+    def _collect(self) -> None:
+        made = self._filler.collect() if self._filler is not None else ()
+        if len(made):
+            self._has[made] = True
+            self._count = int(numpy.count_nonzero(self._has))
+
+    def _load_missing(self, places: Any) -> bool:
+        """Whether there was something to load."""
+        with self._changing:
+            self._collect()
+            missing = places[~self._has[places]] if self._rows else places
+            if len(missing):
+                self._keep(missing, default_collate(self._read(missing.tolist())))
+        return bool(len(missing))
+
+    def _keep(self, places: Any, batch: Any) -> None:
         leaves, shape = tree_flatten(batch)
         if not self._rows:
-            self._make(leaves, shape, len(index))
+            self._make(leaves, shape, len(places))
         if shape != self._shape or [(leaf.shape[1:], leaf.dtype) for leaf in leaves] != self._kinds:
             raise Refused("its samples are not all of one shape")
-        places = numpy.asarray(index)
         for leaf, rows in zip(leaves, self._rows, strict=True):
-            rows[places] = _bytes(leaf)
+            rows.write(places, leaf)
         self._has[places] = True
         self._count = int(numpy.count_nonzero(self._has))
 
-    def batch(self, index: Sequence[int]) -> Any:
-        """The batch the loader would have made. A sample that is not kept yet is loaded now."""
-        places = numpy.asarray(index)
-        if self._count < self._length:
-            for missing in places[~self._has[places]].tolist():
-                self.keep([missing], default_collate([self._dataset[missing]]))
-        self._drawn += 1
-        if self._drawn >= self._check_at and time.monotonic() >= self._check_time:
-            self._check(index[self._drawn % len(index)])
-        return self._gathered(places, self._pinned)
+    def _gathered(self, places: Any, pinned: bool = False) -> Any:
+        if self._device is not None:
+            places = torch.from_numpy(places).to(self._device, non_blocking=True)
+        return tree_unflatten([rows.gather(places, pinned) for rows in self._rows], self._shape)
 
-    def _gathered(self, places: Any, pinned: bool) -> Any:
-        found = []
-        for rows, (shape, dtype) in zip(self._rows, self._kinds, strict=True):
-            out = torch.empty((len(places), *shape), dtype=dtype, pin_memory=pinned)
-            numpy.take(rows, places, axis=0, out=_bytes(out), mode="clip")  # the other modes go through a buffer
-            found.append(out)
-        return tree_unflatten(found, self._shape)
-
-    def _check(self, index: int) -> None:
+    def _check(self, place: int) -> None:
         """Now and then, for ever: a sample is loaded again and must be what is kept."""
         start = time.monotonic()
-        fresh = default_collate([self._dataset[index]])
-        if not same(tree_leaves(fresh), tree_leaves(self._gathered(numpy.asarray([index]), False))):
-            raise Changed(f"sample {index} is no longer what it was")
+        try:
+            fresh = tree_leaves(default_collate(self._read([place])))
+        except Exception as error:
+            raise Changed(f"sample {place} cannot be loaded again: {type(error).__name__}") from error
+        kept = tree_leaves(self._gathered(numpy.asarray([place])))
+        if not same(fresh, [leaf.cpu() for leaf in kept]):
+            raise Changed(f"sample {place} is no longer what it was")
         now = time.monotonic()
         self._check_at, self._check_time = self._drawn + _CHECKED_EVERY, now + (now - start) / _CHECK_SHARE
 
     def _make(self, leaves: list[Any], shape: Any, size: int) -> None:
-        if not leaves or not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in leaves):
+        if not leaves or not all(type(leaf) is torch.Tensor and leaf.dim() for leaf in leaves):
             raise Refused("its batches hold more than tensors")
-        if any(len(leaf) != size or leaf.is_cuda or leaf.layout is not torch.strided for leaf in leaves):
+        if any(len(leaf) != size or leaf.device.type != "cpu" or leaf.layout != torch.strided for leaf in leaves):
             raise Refused("its batches are not one row a sample in main memory")
+        if any(leaf.is_quantized or leaf.requires_grad or not leaf.is_contiguous() for leaf in leaves):
+            raise Refused("its batches are quantized, part of a graph, or not laid out row by row")
         if any(not leaf.numel() for leaf in leaves):
             raise Refused("its samples are empty")
-        sizes = [leaf[0].numel() * leaf.element_size() for leaf in leaves]
-        self._room.take(self, sum(sizes) * self._length)
-        self._rows = [numpy.empty((self._length, row), dtype=numpy.uint8) for row in sizes]
+        self._room.take(self, sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) * self._length)
         self._kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
         self._shape = shape
+        self._has = numpy.frombuffer(mmap.mmap(-1, self._length), dtype=bool)
+        if self._device is None:
+            self._rows = [_HostRows(self._length, *kind) for kind in self._kinds]
+        else:
+            self._rows = [_DeviceRows(self._length, *kind, self._device) for kind in self._kinds]
 
 
-def _bytes(tensor: Any) -> Any:
-    """The memory of a batch as rows of bytes, whatever its dtype."""
-    flat = tensor.detach().contiguous().reshape(len(tensor), -1)
-    return flat.view(torch.uint8).numpy()
+class _HostRows:
+    """Bytes in memory that forked processes share. NumPy moves them: torch's own threads would take a core from the
+    training for so little, and the interpreter's lock is free meanwhile."""
+
+    def __init__(self, length: int, shape: Any, dtype: Any) -> None:
+        self._shape, self._dtype = shape, dtype
+        row_bytes = math.prod(shape) * dtype.itemsize
+        memory = mmap.mmap(-1, length * row_bytes)
+        self.array = numpy.frombuffer(memory, dtype=numpy.uint8).reshape(length, row_bytes)
+
+    def write(self, places: Any, leaf: Any) -> None:
+        self.array[places] = leaf.contiguous().view(len(leaf), -1).view(torch.uint8).numpy()
+
+    def gather(self, places: Any, pinned: bool) -> Any:
+        out = torch.empty((len(places), *self._shape), dtype=self._dtype, pin_memory=pinned)
+        into = out.view(len(places), -1).view(torch.uint8).numpy()
+        numpy.take(self.array, places, axis=0, out=into, mode="clip")  # the other modes go through a buffer
+        return out
+
+
+class _DeviceRows:
+    """A tensor on the device."""
+
+    def __init__(self, length: int, shape: Any, dtype: Any, device: Any) -> None:
+        self._rows = torch.empty((length, *shape), dtype=dtype, device=device)
+
+    def write(self, places: Any, leaf: Any) -> None:
+        self._rows[torch.from_numpy(places).to(self._rows.device)] = leaf.detach().to(self._rows.device)
+
+    def gather(self, places: Any, pinned: bool) -> Any:
+        return self._rows.index_select(0, places)

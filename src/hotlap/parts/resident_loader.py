@@ -1,23 +1,25 @@
-"""A DataLoader whose samples stay in memory: its first epoch is its own, later ones are gathered from a store."""
+"""DataLoaders whose samples stay in memory. One store belongs to a data set, not to a loader: loaders built anew for
+every epoch, and several over one data set, share it."""
 
 from __future__ import annotations
 
-import itertools
+import os
+import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hotlap.parts.purity import why_impure
-from hotlap.parts.resident import Changed, Refused, Resident, Room
+from hotlap.parts.resident import Changed, Refused, Resident, Room, reader
+from hotlap.parts.resident_iterators import iterator
 
-_ENOUGH = 0.9  # of the data set: what is missing is loaded as it is asked for
+_ENOUGH = 0.9  # of the data set at the start of an epoch: what is missing is loaded as it is asked for
+_ENOUGH_NOW = 0.99  # in the middle of one, while workers still load the rest faster
 _PROBED = 8
 _ENDLESS = 4  # a sampler that gives so many times more than there is never ends an epoch
+_MOST_FILLERS = 8
 
 
 def why_not(loader: DataLoader[Any]) -> str | None:
@@ -37,183 +39,170 @@ def why_not(loader: DataLoader[Any]) -> str | None:
     return None
 
 
-class ResidentLoader:
-    """Follows one loader. `state` gives a number that changes when the data set does; `given_up` hears why it ended."""
+def free_cores(workers: int) -> int:
+    """Cores that neither the training nor its workers need, shared with the other training processes here."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - workers - 1
+
+
+class ResidentSamples:
+    """The data set of a loader, and its store. `state` gives a number that changes when the data set does; `given_up`
+    hears why the store ended. Nothing here keeps the data set alive where it can be referred to weakly."""
 
     def __init__(
-        self, loader: DataLoader[Any], room: Room, state: Callable[[Any], int], given_up: Callable[[str], None],
-        pinned: bool = False,
+        self, loader: Any, room: Room, state: Callable[[Any], int], given_up: Callable[[str], None],
+        device: Any = None,
     ) -> None:  # fmt: skip
-        self._store: Resident | None = Resident(loader.dataset, room, pinned)
+        self._dataset = _reference(loader)
+        self.store: Resident | None = Resident(len(loader.dataset), self._read_again, room, device)
+        self._owner, self._has_served = id(_owner(loader)), False
+        weakref.finalize(_owner(loader), _served.discard, self._owner)
         self._state, self._given_up = state, given_up
         self._seen_state: int | None = None
-        self._indices: weakref.WeakKeyDictionary[Any, tuple[Any, deque[Any]]] = weakref.WeakKeyDictionary()
+        self._is_read_here = False  # by a loader without workers
 
     @property
     def is_ready(self) -> bool:
-        return self._store is not None and self._store.share >= _ENOUGH
+        return self.store is not None and self.store.share >= _ENOUGH
 
-    def starts(self, loader: Any) -> None:
-        """An epoch is about to begin. The first time samples are tested; later the data set must not have changed."""
-        if self._store is None:
-            return
-        now = self._state(loader.dataset)
+    @property
+    def is_filled(self) -> bool:
+        return self.store is not None and self.store.share >= _ENOUGH_NOW
+
+    def begins(self, loader: Any) -> bool:
+        """An epoch is about to begin: may it use the store? The first time samples are tested; later the data set must
+        not have changed."""
+        if self.store is None:
+            return False
+        dataset = loader.dataset
+        self._is_read_here = self._is_read_here or not loader.num_workers
         if self._seen_state is None:
-            size = len(loader.dataset)
-            reason = why_impure(loader.dataset, [number * (size - 1) // _PROBED for number in range(_PROBED + 1)])
+            size = len(dataset)
+            reason = why_impure(dataset, [number * (size - 1) // _PROBED for number in range(_PROBED + 1)])
             if reason is not None:
                 self._give_up(reason)
-            self._seen_state = self._state(loader.dataset)
-        elif now != self._seen_state:
+            self._seen_state = self._state(dataset)
+        elif self._state(dataset) != self._seen_state:
             self._give_up("the data set changed between two epochs")
+        self._fill(loader.num_workers)
+        return self.store is not None
 
-    def iterator(self, loader: Any, original: Callable[[Any], Any], draws_seed: bool = True) -> Any:
-        """What the epoch is drawn from: the loader's own iterator while the store fills, then the store's. Both draw
-        from the random generators alike."""
-        if not self.is_ready:
-            return original(loader)
-        own = loader.generator
-        loader.generator = own if draws_seed else torch.Generator()  # every new iterator draws a seed for its workers
-        try:
-            return StoreIterator(loader, self)
-        finally:
-            loader.generator = own
-
-    def next_index(self, original: Callable[[Any], Any], iterator: Any) -> Any:
-        """Take down which samples make the next batch, while the store fills."""
-        index = original(iterator)
-        if self._store is not None and not self.is_ready:
-            sampler, noted = self._indices.get(iterator, (None, None))
-            if noted is None or sampler is not iterator._sampler_iter:
-                noted = deque()
-                self._indices[iterator] = iterator._sampler_iter, noted
-            noted.append(index)
-        return index
-
-    def drew(self, iterator: Any, batch: Any) -> None:
-        """Keep what the loader made."""
-        _, noted = self._indices.get(iterator, (None, None))
-        if self._store is None or not noted:
+    def keep(self, index: Any, batch: Any, workers: int) -> None:
+        """Take down what a loader made."""
+        if self.store is None:
             return
-        index = noted.popleft()
         try:
-            if not all(type(number) is int and number >= 0 for number in index):
-                raise Refused("its sampler gives no plain numbers")
-            self._store.keep(index, batch)
-        except (Refused, IndexError, TypeError) as error:
+            self.store.keep(index, batch)
+        except Refused as error:
             self._give_up(str(error))
+        self._fill(workers)
 
-    def batch(self, loader: Any, index: Any) -> Any:
+    def batch(self, index: Any, pinned: bool, otherwise: Callable[[Any], Any], workers: int) -> Any:
         """From the store, or, once that cannot be trusted, as the loader itself would make it."""
-        if self._store is not None:
+        if self.store is not None:
             try:
-                return self._store.batch(index)
-            except Changed as error:
+                batch = self.store.batch(index, pinned)
+            except (Changed, Refused) as error:
                 self._give_up(str(error))
-        return loader.collate_fn([loader.dataset[number] for number in index])
+            else:
+                if not self._has_served:
+                    self._serves(workers)
+                return batch
+        return otherwise(index)
+
+    def _serves(self, workers: int) -> None:
+        self._fill(workers)
+        if self.store is not None and self.store.has_served and self.is_ready:
+            self._has_served = True
+            _served.add(self._owner)
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+
+    def _fill(self, workers: int) -> None:
+        """Load the rest in the background, where a core is free for it. Only the main thread may fork: another one may
+        end before the training does."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if self.store is not None and self.store.is_laid_out and is_main and hasattr(os, "fork"):
+            spare = min(free_cores(workers), _MOST_FILLERS)
+            if spare > 0:
+                self.store.fill(reader(self._dataset()), spare)
+
+    def _read_again(self, index: list[int]) -> Any:
+        """Reading may change a data set, as when it opens its file late. Where workers did the reading so far, that is
+        no change of what it holds."""
+        dataset = self._dataset()
+        if self._is_read_here:
+            return reader(dataset)(index)
+        is_as_before = self._state(dataset) == self._seen_state
+        samples = reader(dataset)(index)
+        if is_as_before:
+            self._seen_state = self._state(dataset)
+        return samples
 
     def _give_up(self, reason: str) -> None:
-        self._store = None
-        self._indices.clear()
+        self.close()
+        self.store = None
         self._given_up(reason)
 
 
 class Residency:
-    """Follows every loader of a process. Its methods stand round those of `DataLoader` and its iterators."""
+    """Every loader of a process. `iterator` stands in the place of `DataLoader._get_iterator`."""
 
     def __init__(self, limit_bytes: int, state: Callable[[Any], int], given_up: Callable[[str], None]) -> None:
         self._room, self._state, self._given_up = Room(limit_bytes), state, given_up
-        self._followed: weakref.WeakKeyDictionary[Any, ResidentLoader | None] = weakref.WeakKeyDictionary()
-        self._by_sampler: dict[int, weakref.ref[ResidentLoader]] = {}  # an iterator knows its sampler, not its loader
-        self._live = 0
-        self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def starts(self, loader: Any) -> None:
-        """Before an epoch: workers that would live on are sent home once the store can serve."""
-        resident = self._own(loader)
-        if resident is None:
-            return
-        resident.starts(loader)
-        if resident.is_ready and loader._iterator is not None and not isinstance(loader._iterator, StoreIterator):
-            loader._iterator._shutdown_workers()
-            loader._iterator = None
-            self._replaced.add(loader)
+        self._kept: dict[int, ResidentSamples] = {}  # by the identity of what owns them
+        self._live, self._process = 0, os.getpid()
 
     def iterator(self, original: Callable[[Any], Any], loader: Any) -> Any:
-        resident = self._own(loader)
-        if resident is None:
+        if os.getpid() != self._process:  # a forked copy would write into our rows
             return original(loader)
-        was_kept = loader in self._replaced  # an iterator that lives on draws no second seed for its workers
-        self._replaced.discard(loader)
-        return resident.iterator(loader, original, draws_seed=not was_kept)
-
-    def next_index(self, original: Callable[[Any], Any], iterator: Any) -> Any:
-        resident = self._of(iterator)
-        return original(iterator) if resident is None else resident.next_index(original, iterator)
-
-    def drew(self, iterator: Any, batch: Any) -> None:
-        resident = self._of(iterator)
-        if resident is not None:
-            resident.drew(iterator, batch)
-
-    def _own(self, loader: Any) -> ResidentLoader | None:
-        if loader not in self._followed:
-            found = None
-            reason = why_not(loader)
-            if reason is None:
-                is_pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
-                self._live += 1
-                found = ResidentLoader(loader, self._room, self._state, self._lost, is_pinned)
-                self._by_sampler[id(loader._index_sampler)] = weakref.ref(found)
-            self._followed[loader] = found
-            if reason is not None and not self._live:
+        reason = why_not(loader)
+        if reason is not None:
+            if not self._live:
                 self._given_up(reason)
-        return self._followed[loader]
+            return original(loader)
+        return iterator(loader, self._samples(loader), original)
 
-    def _of(self, iterator: Any) -> ResidentLoader | None:
-        known = self._by_sampler.get(id(iterator._index_sampler))
-        return None if known is None else known()
+    def close(self) -> None:
+        """End what still fills stores in the background."""
+        for samples in self._kept.values():
+            samples.close()
+
+    def _samples(self, loader: Any) -> ResidentSamples:
+        owner = _owner(loader)
+        if id(owner) not in self._kept:
+            self._live += 1
+            self._kept[id(owner)] = ResidentSamples(loader, self._room, self._state, self._lost)
+            weakref.finalize(owner, self._forget, id(owner))
+        return self._kept[id(owner)]
+
+    def _forget(self, owner: int) -> None:
+        samples = self._kept.pop(owner)
+        samples.close()
+        samples.store = None
 
     def _lost(self, reason: str) -> None:
-        """One loader is not kept any more; when it was the last, there is nothing left to do."""
+        """One data set is not kept any more; when it was the last, there is nothing left to do."""
         self._live -= 1
         if not self._live:
             self._given_up(reason)
 
 
 def serves(loader: Any) -> bool:
-    """Whether a loader's batches came out of a store."""
-    return loader in _served
+    """Whether batches of a loader's data set came out of a store, for this loader or another one."""
+    return id(_owner(loader)) in _served
 
 
-_served: weakref.WeakSet[Any] = weakref.WeakSet()
+_served: set[int] = set()  # owners, as long as they live
 
 
-class StoreIterator(_BaseDataLoaderIter):
-    """Stands where the loader's own iterator would, and draws from the sampler when that one would."""
+def _owner(loader: Any) -> Any:
+    """Whose samples they are: the data set's, or the loader's where it cannot be referred to weakly, as a list."""
+    return loader.dataset if type(loader.dataset).__weakrefoffset__ else loader
 
-    def __init__(self, loader: Any, resident: ResidentLoader) -> None:
-        super().__init__(loader)
-        self._loader, self._resident = loader, resident
-        _served.add(loader)
-        self._ahead = loader.num_workers > 0  # workers are sent the first indices at once
-        self._num_workers = 0
-        self._waiting: deque[Any] = deque()
-        self._begin()
 
-    def _begin(self) -> None:
-        """Ask the sampler for the first batch where that would already have been asked for."""
-        self._waiting.clear()
-        if self._ahead:
-            self._waiting.extend(itertools.islice(self._sampler_iter, 1))
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
-        self._begin()
-
-    def _next_data(self) -> Any:
-        index = self._waiting.popleft() if self._waiting else next(self._sampler_iter)
-        return self._resident.batch(self._loader, index)
-
-    def _shutdown_workers(self) -> None:
-        """There are none."""
+def _reference(loader: Any) -> Callable[[], Any]:
+    dataset = loader.dataset
+    return weakref.ref(dataset) if _owner(loader) is dataset else lambda: dataset

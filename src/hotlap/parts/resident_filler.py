@@ -1,0 +1,110 @@
+"""Processes that load samples into shared rows while training goes on. Threads would not do: they would compete for the
+interpreter's lock, and move files and handles of the data set that the training reads from."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
+
+from hotlap.parts.purity import fork
+
+_PROVEN = 4  # samples that are kept already: a process must make the same of them before its others are believed
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+Reader = Callable[[list[int]], list[Any]]
+
+
+class Filler:
+    """Forked from the calling thread, which must be the main one: the processes end when it does. `rows` (bytes) are
+    written by them, `has` (which of them are there) only by the caller, who learns from `collect` what was made."""
+
+    def __init__(
+        self, read: Reader, rows: Sequence[Any], has: Any, kinds: Sequence[tuple[Any, Any]], processes: int
+    ) -> None:  # fmt: skip
+        self._owner = os.getpid()
+        self._reading, writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        library = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self._children = []
+        for number in range(processes):
+            child = fork()
+            if child == 0:
+                try:
+                    _come_down(self._owner, library)
+                    _fill(read, rows, has, kinds, range(len(has) - 1 - number, -1, -processes), writing, self._owner)
+                finally:
+                    os._exit(0)
+            self._children.append(child)
+        os.close(writing)
+
+    def collect(self) -> Any:
+        """The samples that were made since the last time."""
+        said = b""
+        while self._children:
+            try:
+                more = os.read(self._reading, 1 << 16)
+            except BlockingIOError:
+                break
+            said += more
+            if not more:  # all have ended
+                self.close()
+        return numpy.frombuffer(said, dtype=numpy.int64)
+
+    def close(self) -> None:
+        if not self._children or os.getpid() != self._owner:  # a forked copy of us owns nothing
+            return
+        children, self._children = self._children, []
+        os.close(self._reading)
+        for child in children:
+            try:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            except (ProcessLookupError, ChildProcessError):  # the script waits for children of its own
+                continue
+
+
+def _come_down(owner: int, library: Any) -> None:
+    """Below everything else that wants to run, silent, and gone when the training is."""
+    if library is not None:
+        library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.nice(19)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    torch.set_num_threads(1)  # threads do not survive a fork
+    gc.freeze()
+
+
+def _fill(
+    read: Reader, rows: Sequence[Any], has: Any, kinds: Any, order: Sequence[int], writing: int, owner: int
+) -> None:  # fmt: skip
+    for place in numpy.flatnonzero(has)[:_PROVEN].tolist():
+        if any((kept[place] != made).any() for kept, made in zip(rows, _made(read, place, kinds), strict=True)):
+            return
+    for place in order:
+        if os.getppid() != owner:
+            return
+        if not has[place]:
+            for kept, made in zip(rows, _made(read, place, kinds), strict=True):
+                kept[place] = made
+            os.write(writing, place.to_bytes(8, sys.byteorder))
+
+
+def _made(read: Reader, place: int, kinds: Any) -> list[Any]:
+    """A sample as bytes, one array for each row. One of another form ends the process: the loader will meet it."""
+    leaves = tree_leaves(default_collate(read([place])))
+    if [(leaf.shape[1:], leaf.dtype) for leaf in leaves] != kinds:
+        raise ValueError(place)
+    return [leaf.contiguous().reshape(1, -1).view(torch.uint8).numpy()[0] for leaf in leaves]

@@ -1,0 +1,152 @@
+"""What stands where a DataLoader's own iterator would, draws from the sampler at the same moments, and serves from a
+store as far as that is filled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+if TYPE_CHECKING:
+    from hotlap.parts.resident_loader import ResidentSamples
+
+Original = Callable[[Any], Any]
+
+
+def iterator(loader: Any, samples: ResidentSamples, original: Original) -> Any:
+    """For one epoch: the loader's own where nothing may be kept, one with workers while they still have to fill the
+    store, else one without."""
+    if not samples.begins(loader):
+        return original(loader)
+    if loader.num_workers and not samples.is_ready:
+        loader.check_worker_number_rationality()
+        return WorkersIterator(loader, samples, original)
+    return StoreIterator(loader, samples, original)
+
+
+class _Serving(_BaseDataLoaderIter):
+    """Draws indices as far ahead of the batches as workers would have been sent them."""
+
+    _samples: ResidentSamples
+    _original: Original
+    _given_workers: int
+    _ahead: int
+    _noted: deque[Any]  # drawn from the sampler, their batch not yet delivered
+
+    def _follow(self, loader: Any, samples: ResidentSamples, original: Original) -> None:
+        self._samples, self._original = samples, original
+        self._given_workers = loader.num_workers
+        self._ahead = loader.num_workers * (loader.prefetch_factor or 0)
+        self._noted = deque()
+        self._is_locking = loader.pin_memory or (torch.cuda.is_available() and torch.cuda.is_initialized())
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()
+        self._noted.append(index)
+        return index
+
+    def _draw_ahead(self, count: int) -> None:
+        for _ in range(count):
+            with contextlib.suppress(StopIteration):
+                self._next_index()
+
+    def _serve(self) -> Any:
+        if not self._ahead:
+            self._next_index()
+        if not self._noted:
+            raise StopIteration
+        index = self._noted.popleft()
+        self._draw_ahead(1 if self._ahead else 0)
+        is_pinned = self._is_locking and torch.cuda.is_available()
+        return self._samples.batch(index, is_pinned, self._made, self._given_workers)
+
+    def _made(self, index: Any) -> Any:
+        """As a loader without workers would."""
+        batch = _MapDatasetFetcher(self._dataset, True, self._collate_fn, self._drop_last).fetch(index)
+        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+
+    def _start_over(self, loader: Any) -> None:
+        """A loader that keeps its workers begins another epoch, from the store; or, where that is lost, with workers
+        again, which draw no second seed: those they stand for would have lived on."""
+        if self._samples.store is not None:
+            _BaseDataLoaderIter._reset(self, loader)
+            self._noted.clear()
+            self._draw_ahead(self._ahead)
+            return
+        own, loader.generator = loader.generator, torch.Generator()
+        try:
+            loader._iterator = self._original(loader)
+        finally:
+            loader.generator = own
+
+
+class StoreIterator(_Serving):
+    """Makes every batch itself: gathered from the store, or loaded here and kept. May be driven from another thread
+    than the one that made it, but by one at a time."""
+
+    def __init__(self, loader: Any, samples: ResidentSamples, original: Original) -> None:
+        super().__init__(loader)
+        self._follow(loader, samples, original)
+        self._num_workers = 0
+        if self._ahead:
+            _BaseDataLoaderIter._reset(self, loader, True)  # as an iterator with workers does
+            self._draw_ahead(self._ahead)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._samples.begins(loader)
+        self._start_over(loader)
+
+    def _next_data(self) -> Any:
+        return self._serve()
+
+    def _shutdown_workers(self) -> None:
+        """There are none."""
+
+
+class WorkersIterator(_Serving, _MultiProcessingDataLoaderIter):
+    """Hands out what workers make, and keeps it. Once the store is filled, be it in the middle of an epoch, the workers
+    are sent home: batches they were asked for but did not deliver come out of the store first."""
+
+    def __init__(self, loader: Any, samples: ResidentSamples, original: Original) -> None:
+        self._follow(loader, samples, original)
+        self._is_serving = False
+        super().__init__(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if first_iter:
+            super()._reset(loader, first_iter)
+            return
+        self._samples.begins(loader)
+        if self._samples.is_ready and not self._is_serving:
+            self._send_home()
+        if self._is_serving:
+            self._start_over(loader)
+        else:
+            self._noted.clear()
+            super()._reset(loader, first_iter)
+
+    def _next_data(self) -> Any:
+        if not self._is_serving and self._samples.is_filled:
+            self._send_home()
+        if self._is_serving:
+            return self._serve()
+        received = self._rcvd_idx
+        index = None
+        try:
+            batch = super()._next_data()
+        finally:  # a batch that a worker failed to make has been delivered, too
+            if self._rcvd_idx > received:
+                index = self._noted.popleft()
+        self._samples.keep(index, batch, self._given_workers)
+        return batch
+
+    def _send_home(self) -> None:
+        self._is_serving = True
+        self._shutdown_workers()
+        self._num_workers = 0
