@@ -85,6 +85,7 @@ class Technique:
     excludes: ClassVar[frozenset[str]] = frozenset()  # traits of others it cannot live with
     start_up_seconds: ClassVar[float] = 0.0  # what it may take to get going, once in every run
     fills_in_an_epoch: ClassVar[bool] = False  # gains only once every sample has been seen
+    adjustable: ClassVar[bool] = False  # a script that has it may have it set badly: tried although it is in use
     default: ClassVar[Setting] = {}  # what `fix` writes where no plan says otherwise
 
     def parity(self, run: Run | None) -> Parity:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import io
 import os
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from hotlap.catalogue import find, loader_workers
+from hotlap.measure.candidates import Candidate, Skipped, consider
+from hotlap.measure.feeding import feeding
+from hotlap.observe.bearing import open_handle
+from hotlap.observe.run import FeedFacts, LoaderFacts, Maker, Run
+from hotlap.technique import Choice
 
 TWO = {"num_workers": 2}
 
@@ -118,17 +126,115 @@ def test_left_alone(apply, build) -> None:
     assert len(list(loader)) == len(list(loader)) > 0
 
 
-def test_workers_that_the_script_chose_stay(apply) -> None:
+def test_workers_that_the_script_chose_stay_unless_they_are_meant(apply) -> None:
     apply("loader-workers", TWO)
     loader = DataLoader(Numbers(), 4, num_workers=1, prefetch_factor=3)
     assert (loader.num_workers, loader.prefetch_factor) == (1, 3)
     assert sorted(epoch(loader)[0]) == list(range(22))
 
 
-def test_a_script_that_spawns_is_left_alone(apply, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
+def test_another_number_in_place_of_the_script_s(apply) -> None:
+    def orders(workers: int) -> list[list[int]]:
+        torch.manual_seed(5)
+        loader = DataLoader(Numbers(), 4, shuffle=True, num_workers=workers, prefetch_factor=3, timeout=60)
+        assert loader.prefetch_factor == 3 and not loader.persistent_workers
+        return [epoch(loader)[0] for _ in range(2)]
+
+    expected = orders(1)
+    apply("loader-workers", {"num_workers": 2, "replacing": 1})
+    assert orders(1) == expected
+    assert DataLoader(Numbers(), 4, num_workers=1).num_workers == 2
+    assert DataLoader(Numbers(), 4, num_workers=3).num_workers == 3, "chosen for another loader"
+    assert DataLoader(Numbers(), 4).num_workers == 0
+    assert DataLoader(Drawing(), 4, num_workers=1).num_workers == 1, "each worker copies its generator"
+    assert DataLoader(Stream(), 4, num_workers=1).num_workers == 1
+    assert DataLoader(TensorDataset(torch.zeros(64)), 4, num_workers=1).num_workers == 1
+
+
+def test_a_deeper_queue_also_where_the_number_must_stay(apply) -> None:
+    apply("loader-workers", {"num_workers": 1, "prefetch_factor": 8, "replacing": 1})
+    for data in (Numbers(), Drawing(), Stream()):
+        loader = DataLoader(data, 2, num_workers=1)
+        assert (loader.num_workers, loader.prefetch_factor) == (1, 8)
+    assert [int(i) for batch in loader for i in batch] == list(range(10))
+
+
+def test_data_in_memory_may_lose_its_workers(apply) -> None:
+    apply("loader-workers", {"num_workers": 0, "replacing": 2})
+    data = TensorDataset(torch.arange(10))
+    loader = DataLoader(data, 4, num_workers=2, prefetch_factor=4, timeout=30, multiprocessing_context="fork")
+    assert loader.num_workers == 0 and [int(i) for (batch,) in loader for i in batch] == list(range(10))
+    for options in ({"persistent_workers": True}, {"worker_init_fn": print}):
+        assert DataLoader(data, num_workers=2, **options).num_workers == 2
+    assert DataLoader(Numbers(), num_workers=2).num_workers == 2
+
+
+SPAWNING = """
+import multiprocessing, torch
+from torch.utils.data import DataLoader, Dataset
+class Data(Dataset):
+    def __init__(self): self.scale = SCALE
+    def __len__(self): return 32
+    def __getitem__(self, i): return torch.full((4,), float(i))
+def main():
+    model = torch.nn.Linear(4, 1)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in DataLoader(Data(), batch_size=4):
+        model(x).sum().backward(); opt.step()
+"""
+GUARDED = "if __name__ == '__main__':\n    multiprocessing.set_start_method('METHOD')\n    main()\n"
+BARE = "multiprocessing.set_start_method('METHOD', force=True)\nmain()\n"
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("start", "scale", "reason"),
+    [(GUARDED, "2", ""), (GUARDED, "lambda: 2", "cannot send it to a worker"), (BARE, "2", "which fails without")],
+    ids=["guarded", "unpicklable", "bare"],
+)
+def test_processes_start_as_the_script_says(run_script, tmp_path, method, start, scale, reason) -> None:
+    script = tmp_path / "train.py"
+    script.write_text((SPAWNING + start).replace("METHOD", method).replace("SCALE", scale))
+    plain = run_script(script)
+    assert plain.good, plain.log
+    assert reason in plain.run.loaders[0].no_workers
+    assert reason in getattr(find("workers").settings(plain.run), "reason", "")
+    trial = run_script(script, [Choice(find("workers"), {"num_workers": 1})])
+    assert trial.good, trial.log
+    (facts,) = trial.run.loaders
+    assert facts.start_method == method and facts.num_workers == (0 if reason else 1)
+    assert trial.run.steps == plain.run.steps == 8
+
+
+class Held(Numbers):
+    def __init__(self, handle) -> None:
+        super().__init__()
+        self.inner = {"handle": handle}
+
+
+def test_an_open_file_is_shared_by_forked_workers(apply, tmp_path) -> None:
+    path = tmp_path / "samples"
+    path.write_text("0123456789")
     apply("loader-workers", TWO)
-    assert DataLoader(Numbers()).num_workers == 0
+    with path.open() as file:
+        assert open_handle(Held(file)) == "self.inner['handle']"
+        assert DataLoader(Held(file), 4).num_workers == 0
+        assert DataLoader(Subset(Held(file), range(22)), 4).num_workers == 0
+    assert DataLoader(Held(file), 4).num_workers == 2, "it is closed now"
+    assert DataLoader(Held(io.BytesIO(b"1")), 4).num_workers == 2
+
+
+def test_no_more_workers_than_there_is_room_for(apply, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Heavy(Numbers):
+        def __getitem__(self, index: int):
+            return torch.zeros(2**18)  # a batch of four has 4 MiB
+
+    apply("loader-workers", {"num_workers": 2, "prefetch_factor": 2})
+    for free, number in ((64 << 20, 2), (20 << 20, 1), (8 << 20, 0)):
+        monkeypatch.setattr(loader_workers, "shm_room", lambda free=free: (free, free))
+        state = torch.get_rng_state()
+        assert DataLoader(Heavy(), 4).num_workers == number
+        assert torch.equal(state, torch.get_rng_state())
 
 
 def test_undone_the_next_loader_is_plain_and_the_first_still_works(apply) -> None:
@@ -181,8 +287,6 @@ def test_workers_that_live_on_see_what_changed_between_epochs(apply) -> None:
 
 
 def test_a_data_set_that_changes_while_it_is_read_is_left_alone(run_script, tmp_path) -> None:
-    from hotlap.catalogue import find
-
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nfrom torch.utils.data import DataLoader, Dataset\n"
@@ -196,3 +300,81 @@ def test_a_data_set_that_changes_while_it_is_read_is_left_alone(run_script, tmp_
         script.write_text(text.replace("STEP", step))
         tries = find("workers").settings(run_script(script).run)
         assert ("changes while it is read" in getattr(tries, "reason", "")) is refused
+
+
+def facts(**known) -> LoaderFacts:
+    usual = {"dataset": "Numbers", "batch_size": 4, "num_workers": 0, "prefetch_factor": None, "pin_memory": False}
+    usual |= {"persistent_workers": False, "iterable": False, "in_memory": False, "length": 24}
+    usual |= {"private_generator": False, "start_method": "fork", "trains": True}
+    return LoaderFacts(**{**usual, **known})
+
+
+def tries(loader: LoaderFacts, waits: list[float], **known) -> list[tuple[int, int]]:
+    """(workers, depth or 0) of each setting; a step is one second beside its wait."""
+    parts = [[wait, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0] for wait in waits]
+    run = Run("2.11", "cuda", [loader], step_parts=parts, cores=16, **known)
+    found = find("loader-workers").settings(run)
+    if hasattr(found, "reason"):
+        return [found.reason]
+    assert all(0 < attempt.most <= 1 for attempt in found)
+    assert all(attempt.setting.get("replacing", 0) == loader.num_workers for attempt in found)
+    return [(one.setting["num_workers"], one.setting.get("prefetch_factor", 0)) for one in found]
+
+
+SLOW, CALM_AND_STUCK = [1.0] * 64, ([0.0] * 12 + [4.0] * 4) * 4
+TWO_OF_16 = {"num_workers": 2, "prefetch_factor": 2}
+
+
+def test_which_numbers_and_depths_are_worth_trying() -> None:
+    assert tries(facts(), SLOW) == [(8, 0), (14, 0), (4, 0)]
+    assert tries(facts(), CALM_AND_STUCK) == [(8, 0), (14, 0), (4, 0), (8, 8)]
+    assert tries(facts(**TWO_OF_16), SLOW) == [(8, 0), (14, 0), (4, 0)]
+    assert tries(facts(**TWO_OF_16), CALM_AND_STUCK) == [(8, 0), (14, 0), (4, 0), (2, 8)]
+    assert (8, 0) not in tries(facts(num_workers=8, prefetch_factor=2), SLOW)
+    in_memory = facts(in_memory=True, **TWO_OF_16)
+    assert tries(in_memory, SLOW)[0] == (0, 0)
+    assert tries(facts(in_memory=True, worker_init=True, **TWO_OF_16), SLOW)[0] != (0, 0)
+
+
+def test_cores_that_are_short_ask_for_fewer_workers_first() -> None:
+    many = facts(num_workers=32, prefetch_factor=2)
+    crowded = {"queue_seconds": 90.0, "wall_seconds": 100.0}
+    assert tries(many, [0.0] * 63 + [0.1], **crowded) == [(4, 0), (8, 0), (14, 0)]
+
+
+def test_memory_that_is_short_cuts_the_number_or_says_so() -> None:
+    heavy = facts(batch_bytes=2**20)
+    assert tries(heavy, SLOW, shm_free_bytes=64 * 2**20) == [(8, 0), (14, 0), (4, 0)]
+    assert tries(heavy, SLOW, shm_free_bytes=20 * 2**20) == [(5, 0), (4, 0)]
+    (reason,) = tries(heavy, SLOW, shm_free_bytes=2**20)
+    assert "memory is short" in reason and "/dev/shm" in reason
+    (reason,) = tries(heavy, SLOW, free_bytes=2**20)
+    assert "memory is short" in reason
+
+
+def test_a_number_that_must_stay_leaves_the_depth() -> None:
+    fixed = facts(no_workers="its data set is iterable: ...", **TWO_OF_16)
+    assert tries(fixed, CALM_AND_STUCK) == [(2, 8)]
+    assert tries(fixed, SLOW) == ["its data set is iterable: ..."]
+    assert tries(facts(no_workers="its data set owns a random generator"), SLOW) == [
+        "its data set owns a random generator"
+    ]
+
+
+def test_a_script_with_workers_is_tuned_all_the_same() -> None:
+    """In use is not the same as well set."""
+    loader, parts = facts(**TWO_OF_16), [[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]] * 32
+    verdict = consider(find("loader-workers"), Run("2.11", "cuda", [loader], step_parts=parts, cores=16))
+    assert isinstance(verdict, Candidate) and verdict.choice().setting == {"num_workers": 8, "replacing": 2}
+    idle = consider(find("loader-workers"), Run("2.11", "cuda", [loader], step_parts=[[0.0] * 6 + [1.0]], cores=16))
+    assert isinstance(idle, Skipped) and idle.in_use
+
+
+def test_rates_that_vary_are_told_from_too_few_workers() -> None:
+    maker = Maker(0, 64, 256, 48.0, 0, 0, 0, 0.0)
+    feed = FeedFacts(makers=[maker], draws=64, draws_from_empty=16, mean_depth=2.0, capacity=4)
+    run = Run("2.11", "cuda", [facts(**TWO_OF_16)], feed=feed, step_parts=[[0.3, 0.0, 0.7, 0.0, 0.0, 0.0, 0.0]] * 64)
+    told = feeding(replace(run, wall_seconds=100.0, cores=16), step_seconds=1.0)
+    assert any("2 workers keep up on average, yet 25 %" in words for words in told.advice)
+    slow = replace(run, feed=replace(feed, makers=[replace(maker, seconds=480.0)]), wall_seconds=100.0, cores=16)
+    assert any("11 workers would keep up" in words for words in feeding(slow, step_seconds=1.0).advice)

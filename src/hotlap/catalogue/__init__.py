@@ -13,6 +13,7 @@ from hotlap.catalogue.debug_off import DebugOff
 from hotlap.catalogue.device_born_tensors import DeviceBornTensors
 from hotlap.catalogue.einops_rearrange import EinopsRearrange
 from hotlap.catalogue.fast_jpeg import FastJpeg
+from hotlap.catalogue.fast_storage import FastStorage
 from hotlap.catalogue.freed_memory import FreedMemory
 from hotlap.catalogue.fused_attention import FusedAttention
 from hotlap.catalogue.fused_optimizer import FusedOptimizer
@@ -35,6 +36,7 @@ from hotlap.errors import HotlapError
 from hotlap.technique import Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
+    FastStorage(),
     LoaderWorkers(),
     PersistentWorkers(),
     PinnedBatches(),

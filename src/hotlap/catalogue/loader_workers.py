@@ -8,6 +8,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hotlap.observe.meters import shm_room
+from hotlap.observe.supply import crowding, rates_vary
+from hotlap.parts.worker_room import DEPTH, WorkerRoom, sample_bytes
 from hotlap.source.calls import ABSENT, Call
 from hotlap.source.edits import insert_argument, replace_argument
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 LOADER = "torch.utils.data.DataLoader"
 DATASET, SHUFFLE, SAMPLER, BATCH_SAMPLER, NUM_WORKERS = 0, 2, 3, 4, 5  # positions of DataLoader's parameters
 _WRAPPERS = tuple(f"torch.utils.data.{name}" for name in ("Subset", "ConcatDataset", "random_split"))
+_DEEPER = 4  # times as many batches in each queue
+_LARGE_BATCH = 256 * 2**20  # bytes; where even such batches fit, none is weighed
 _CHEAP = {"len", "int", "float", "torch.tensor", "torch.as_tensor", "torch.from_numpy"}
 
 
@@ -36,19 +41,23 @@ class LoaderWorkers(Technique):
     ## When it does not help
     Data that already lies in memory as tensors is often best with 0: handing a batch from process to process costs
     more than making it. More workers than cores fight each other, and fewer than needed leave the loop waiting, so the
-    number is found by measurement. Three causes of waiting look alike: too few cores (more workers do not help),
-    too little memory (fewer do), and a rate of the disk below the rate of the steps. The fix is marked unsafe:
-    a script without an `if __name__ == "__main__":` guard fails where worker processes are spawned instead of
-    forked (macOS, Windows, and Linux from Python 3.14 on), and so does a data set that holds tensors on the GPU.
+    number is found by measurement, also where the script has chosen one. Three causes of waiting look alike and are
+    told apart: too few cores (threads stand without one: fewer workers are tried first), too little memory (what the
+    queues would hold is counted against free memory and `/dev/shm`, and the number cut), and rates that do not match:
+    workers that keep up on average while their queue runs empty now and then want a deeper one (`prefetch_factor`).
+    The fix is marked unsafe: a script without an `if __name__ == "__main__":` guard fails where worker processes are
+    spawned instead of forked (macOS, Windows, and Linux from Python 3.14 on), and so does a data set that cannot be
+    pickled or holds tensors on the GPU. In a run with hotlap the script's own way of starting processes is kept, and
+    such data sets stay without workers, with the reason said.
 
     ## What changes numerically
     Nothing, in the same order, when the data set draws nothing at random. Random augmentation draws from each worker's
-    own generator, so the draws are others of the same distribution. In a run with hotlap workers live on between
-    epochs, in the order the script would have, and are started anew when the data set has changed (`set_epoch`); the
-    written fix leaves them to torch's default, a new start each epoch. A data set that changes while it is being read
-    is left alone.
-    An iterable data set that does not split itself by `get_worker_info` would deliver every sample once per worker:
-    those are never touched.
+    own generator, so the draws are others of the same distribution, with another number of workers too. In a run with
+    hotlap workers live on between epochs, in the order the script would have, and are started anew when the data set
+    has changed (`set_epoch`); the written fix leaves them to torch's default, a new start each epoch. A data set that
+    changes while it is being read is left alone, and so is one that holds an open file, whose place forked workers
+    would share. The number of workers of an iterable data set is never touched: one that does not split itself by
+    `get_worker_info` would deliver every sample once per worker.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the
@@ -59,6 +68,7 @@ class LoaderWorkers(Technique):
     family = Family.WAIT
     aliases = ("num_workers", "prefetch_factor", "workers", "DataLoader")
     traits = frozenset({"loader processes"})
+    adjustable = True
     default = {"num_workers": 4}  # noqa: RUF012  # a constant of the contract, never changed
 
     def parity(self, run: Run | None) -> Parity:
@@ -78,17 +88,11 @@ class LoaderWorkers(Technique):
         return all(training) if training else None
 
     def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
-        training = [loader for loader in run.loaders if loader.trains and not loader.num_workers]
+        training = [loader for loader in run.loaders if loader.trains]
         if not training:
-            return CannotHelp("no training loader without workers was seen")
-        reasons = [reason for reason in map(_why_not, training) if reason]
-        if len(reasons) == len(training):
-            return CannotHelp(reasons[0])
-        cores = run.cores
-        counts = (cores // 2, cores - 2, 4) if run.device != "cpu" else (cores, cores // 2)
-        wait = run.share("wait")
-        numbers = dict.fromkeys(max(1, count) for count in counts)
-        return [Try({"num_workers": number, "persistent_workers": True}, wait) for number in numbers]
+            return CannotHelp("no training loader was seen")
+        answers = [_tries(run, loader) for loader in sorted(training, key=lambda one: -one.draws)]
+        return next((one for one in answers if not isinstance(one, CannotHelp)), answers[0])
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         from hotlap.observe.dataset_state import dataset_state
@@ -99,6 +103,8 @@ class LoaderWorkers(Technique):
         patch.at(patch.joints.loader_started, lasting.start)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
+        if "replacing" in setting:
+            return []  # it was measured for loaders that have workers, and this is none
         call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
         depth = setting.get("prefetch_factor")
         added = [f"prefetch_factor={depth}"] if depth and call.setting("prefetch_factor") is ABSENT else []
@@ -108,49 +114,110 @@ class LoaderWorkers(Technique):
         return [*edits, *insert_argument(call, *added)] if added else edits
 
 
-def _why_not(loader: LoaderFacts) -> str | None:
-    if loader.iterable:
-        return "its data set is iterable: each worker would deliver all of it"
-    if loader.in_memory:
-        return "its data set already lies in memory as tensors"
-    if loader.private_generator:
-        return "its data set owns a random generator, which all workers would copy"
+def _tries(run: Run, loader: LoaderFacts) -> Sequence[Try] | CannotHelp:
+    """Numbers first, then the depth of the queues; the room for both is what the run left."""
+    has, depth, wait = loader.num_workers, loader.prefetch_factor or DEPTH, run.share("wait")
+    crowded = crowding(run)
+    kept: Setting = {"replacing": has} if has else {"persistent_workers": True}
+    why_not = loader.no_workers
     if loader.changes:
-        return "its data set changes while it is read, which copies of it in workers would not see"
-    if loader.start_method != "fork":
-        return f"workers would be started by {loader.start_method}, which not every script survives"
-    return None
+        why_not = "its data set changes while it is read, which copies of it in workers would not see"
+    tries = []
+    if loader.in_memory:
+        if not has:
+            return CannotHelp("its data set already lies in memory as tensors")
+        if not (why_not or loader.worker_init or loader.persistent_workers):
+            tries.append(Try({"num_workers": 0, **kept}, max(wait, crowded)))
+    room = WorkerRoom(run.shm_free_bytes, run.free_bytes)
+    cores = run.cores
+    counts = (cores // 2, cores - 2, 4) if run.device != "cpu" else (cores, cores // 2)
+    fits = [room.workers(max(1, one), depth, loader.batch_bytes, loader.start_method) for one in counts]
+    numbers = [number for number in dict.fromkeys(fits) if number and number != has and not why_not]
+    if crowded > wait:
+        numbers.sort()  # too few cores, not too few workers
+    tries += [Try({"num_workers": one, **kept}, max(wait, crowded if one < has else 0.0)) for one in numbers]
+    number, deeper = has or next(iter(numbers), 0), _DEEPER * depth
+    has_room = room.workers(number, deeper, loader.batch_bytes, loader.start_method) == number
+    if number and has_room and rates_vary(run, has * depth):
+        tries.append(Try({"num_workers": number, "prefetch_factor": deeper, **kept}, wait))
+    if tries:
+        return tries
+    if not why_not and not any(fits):
+        return CannotHelp(room.shortage(depth, loader.batch_bytes))
+    return CannotHelp(why_not or f"it has {has} workers, as many as are worth trying on {cores} cores")
 
 
 def _with_workers(setting: Setting, lasting: LastingWorkers, proceed: Any, loader: Any, bound: Any) -> None:
-    """Give a loader its workers where it has none and its data set bears it; settled before the loader exists."""
-    from torch.utils.data import IterableDataset
-
-    from hotlap.observe.facts import has_private_generator, holds_device_memory, is_in_memory, start_method
-
+    """Give a loader its workers where its data set bears it; settled before the loader exists. A loader that has some
+    is meant only if it has as many as the setting replaces."""
     chosen = bound.arguments
-    dataset = chosen["dataset"]
-    context = chosen.get("multiprocessing_context")
-    bears_it = not (
-        isinstance(dataset, IterableDataset)
-        or is_in_memory(dataset)
-        or has_private_generator(dataset)
-        or holds_device_memory(dataset)
-    )
-    wanted = int(setting.get("num_workers", LoaderWorkers.default["num_workers"]))
-    workers = min(wanted, max(2, os.cpu_count() or 1), _batches(chosen) // 2)  # a worker wants something to do
-    if workers and not chosen["num_workers"] and bears_it and start_method(context) == "fork":
-        chosen["multiprocessing_context"] = context or "fork"  # the default of later Pythons pickles the data set
-        chosen["num_workers"] = workers
-        chosen.update({name: setting[name] for name in ("prefetch_factor", "persistent_workers") if name in setting})
-        if chosen["persistent_workers"]:
+    has, wanted = chosen["num_workers"], int(setting.get("num_workers", LoaderWorkers.default["num_workers"]))
+    if has == setting.get("replacing", 0):
+        if has == wanted:
+            chosen.update(_given(setting, "prefetch_factor"))  # its order and its draws stay
+        elif not wanted:
+            _take_workers(chosen)
+        elif _give_workers(setting, wanted, chosen) and not has and chosen["persistent_workers"]:
             lasting.keep(loader)
     proceed(loader, bound)
 
 
+def _give_workers(setting: Setting, wanted: int, chosen: dict[str, Any]) -> bool:
+    from hotlap.observe.bearing import why_no_workers
+    from hotlap.observe.facts import is_in_memory, start_method
+
+    has, dataset, context = chosen["num_workers"], chosen["dataset"], chosen["multiprocessing_context"]
+    method = start_method(context)
+    depth = int(setting.get("prefetch_factor", chosen["prefetch_factor"] or DEPTH))
+    workers = min(wanted, max(2, os.cpu_count() or 1), _batches(chosen) // 2)  # a worker wants something to do
+    if workers < 1 or is_in_memory(dataset):
+        return False
+    if why_no_workers(dataset, method, (chosen["collate_fn"], chosen["worker_init_fn"]), has > 0):
+        return False
+    workers = _that_fit(workers, depth, chosen, method)
+    if workers < 1:
+        return False
+    if method == "fork":
+        chosen["multiprocessing_context"] = context or "fork"  # the default of later Pythons pickles the data set
+    chosen["num_workers"] = workers
+    chosen.update(_given(setting, "prefetch_factor"))
+    if not has:
+        chosen.update(_given(setting, "persistent_workers"))
+    return True
+
+
+def _that_fit(workers: int, depth: int, chosen: dict[str, Any], method: str) -> int:
+    """A full /dev/shm kills workers by SIGBUS. Where it is small for so many queues, a sample is weighed first."""
+    from hotlap.observe.batches import tensor_sizes
+    from hotlap.observe.memory import free_memory
+
+    room = WorkerRoom(shm_room()[1], free_memory())
+    if room.workers(workers, depth, _LARGE_BATCH, method) == workers:
+        return workers
+    one = sample_bytes(chosen["dataset"], lambda sample: sum(size for size, _ in tensor_sizes(sample)))
+    return room.workers(workers, depth, one * _batch_size(chosen), method)
+
+
+def _take_workers(chosen: dict[str, Any]) -> None:
+    """Only from data in memory. Where the script keeps its workers alive, torch draws fewer seeds, so that without them
+    later epochs would come in another order; those it prepares may have something that the training process lacks."""
+    from hotlap.observe.facts import is_in_memory
+
+    if is_in_memory(chosen["dataset"]) and not (chosen["persistent_workers"] or chosen["worker_init_fn"]):
+        chosen.update(num_workers=0, prefetch_factor=None, multiprocessing_context=None, timeout=0)
+
+
+def _given(setting: Setting, name: str) -> dict[str, Any]:
+    return {name: setting[name]} if name in setting else {}
+
+
+def _batch_size(chosen: dict[str, Any]) -> int:
+    return getattr(chosen["batch_sampler"], "batch_size", None) or chosen["batch_size"] or 1
+
+
 def _batches(chosen: dict[str, Any]) -> int:
     try:
-        return -(-len(chosen["dataset"]) // (chosen["batch_size"] or 1))
+        return -(-len(chosen["dataset"]) // _batch_size(chosen))
     except TypeError:  # no length: only a sampler knows
         return 1 << 30
 

@@ -36,10 +36,13 @@ class Skipped:
 
 def consider(technique: Technique, run: Run, allow_different: bool = False) -> Candidate | Skipped:
     """One technique against one run: worth trying, already in use, or of no help, with the reason."""
-    if technique.seen(run):
+    in_use = bool(technique.seen(run))
+    if in_use and not technique.adjustable:
         return Skipped(technique, "already in use", in_use=True)
     if "apply" not in technique.verbs:
-        return Skipped(technique, "can only be written into source: see `hotlap check`")
+        told = technique.settings(run) if "settings" in technique.verbs else None  # advice with figures
+        reason = told.reason if isinstance(told, CannotHelp) else "can only be written into source: see `hotlap check`"
+        return Skipped(technique, reason)
     missing = _missing(technique.needs, run)
     if missing:
         return Skipped(technique, missing)
@@ -48,10 +51,10 @@ def consider(technique: Technique, run: Run, allow_different: bool = False) -> C
         return Skipped(technique, "makes it another training: ask for it with --allow different")
     tries = technique.settings(run)
     if isinstance(tries, CannotHelp):
-        return Skipped(technique, tries.reason)
+        return Skipped(technique, tries.reason, in_use)
     candidate = Candidate(technique, tuple(tries), parity)
     if candidate.most < LEAST_SHARE:
-        return Skipped(technique, f"could save at most {100 * candidate.most:.1f} % of a step")
+        return Skipped(technique, f"could save at most {100 * candidate.most:.1f} % of a step", in_use)
     return candidate
 
 

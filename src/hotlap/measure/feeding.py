@@ -58,6 +58,9 @@ def _advice(run: Run, batch_seconds: float, step_seconds: float) -> list[str]:
     reason = _short_of(run, feed, workers, wanted)
     if reason:
         return [rates, reason, *_heaviest(feed)]
+    if workers and wanted <= workers and feed.draws:
+        said = f"{figures.plural(workers, 'worker')} keep up on average, yet {figures.percent(1 - ready)} of the draws"
+        return [rates, f"{said} found the queue empty: rates vary, which a deeper queue (prefetch_factor) evens out"]
     return [rates, f"about {figures.plural(max(1, math.ceil(wanted)), 'worker')} would keep up; {_has(trainers)}"]
 
 

@@ -32,6 +32,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
         private_generator=has_private_generator(loader.dataset),
         start_method=start_method(context),
         dataset_id=id(loader.dataset),
+        worker_init=loader.worker_init_fn is not None,
         kept=resident is not None and resident.serves(loader),
     )
 

@@ -29,6 +29,9 @@ class LoaderFacts:
     dataset_id: int = 0  # tells data sets of one run apart
     kept: bool = False  # its batches came out of a store of finished samples
     changes: bool = False  # its data set changed while it was being read
+    no_workers: str = ""  # why the number of its workers cannot be chosen freely
+    worker_init: bool = False  # it prepares its workers by a function of its own
+    batch_bytes: int = 0  # of the first batch drawn; 0 = not known
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,7 @@ class Run:
     losses: list[float] = field(default_factory=list)
     images_opened: int = 0  # by the script's process and its forked workers
     image_cache_hits: int = 0
+    data_folder: str = ""  # what the image files opened first have in common
     peak_bytes: int = 0
     parameter_bytes: int = 0
     wall_seconds: float = 0.0
@@ -248,6 +252,8 @@ class Run:
     startup_seconds: float = 0.0  # from launch to the first step
     cores: int = 1
     threads: int = 1
+    free_bytes: int = 0  # of main memory; 0 = not known
+    shm_free_bytes: int = 0  # of /dev/shm, where batches of loader workers wait
     device_capability: tuple[int, ...] = ()
     withdrawn: list[str] = field(default_factory=list)  # techniques that raised when applied, with the reason
     compared: list[Compared] = field(default_factory=list)  # what techniques showed of themselves on the way

@@ -19,10 +19,15 @@ from threading import get_ident, main_thread
 from typing import Any
 
 from hotlap.observe import anatomy as at
+from hotlap.observe.batches import tensor_sizes
+from hotlap.observe.bearing import why_no_workers
+from hotlap.observe.data_folder import DataFolder
 from hotlap.observe.dataset_state import dataset_state
 from hotlap.observe.device_clock import DeviceClock, Mark
-from hotlap.observe.facts import elements, global_generators, loader_facts, optimizer_facts, root_facts
+from hotlap.observe.facts import elements, global_generators, loader_facts, optimizer_facts, root_facts, start_method
 from hotlap.observe.ledger import Ledger, in_forked_child
+from hotlap.observe.memory import free_memory
+from hotlap.observe.meters import shm_room
 from hotlap.observe.patch import Patch
 from hotlap.observe.record import Snapshot, complete
 from hotlap.observe.run import Run
@@ -103,6 +108,8 @@ class Watch:
         self._closures: set[int] = set()
         self._datasets: dict[int, int] = {}
         self._changing: set[int] = set()
+        self._batch_bytes: dict[int, int] = {}
+        self._no_workers: dict[int, str] = {}
         self._probes: dict[int, int] = {}
         self._trips = at.Trips()
         self._updating: dict[int, tuple[float, Any]] = {}  # the optimizers at work, since when
@@ -110,6 +117,7 @@ class Watch:
         self._refresh_at = 8
         self._weights: tuple[str, int] = ("cpu", 0)  # where they live, and their bytes
         self._images = mmap.mmap(-1, 8 * _SLOTS)  # shared with forked workers
+        self._data_folder = DataFolder()
         self._compiles = self._anomaly_mode = False
         self._joints = joints = patch.joints
         patch.at(joints.loader_built, self._loader_built)
@@ -145,6 +153,8 @@ class Watch:
         now = clock()
         key = id(loader._index_sampler)
         self._own(self._loaders.describe, key, loader, loader_facts)
+        if key not in self._no_workers:  # before the first draw, which may open files
+            self._own(self._ask_for_workers, key, loader)
         self._datasets.pop(key, None)  # between epochs it may change
         if self._trips.started(key):
             self._boundary()
@@ -179,9 +189,18 @@ class Watch:
             self.ledger.note(at.JUDGED, 0, end, end)
         if iterator._num_yielded in _DRAWS_LOOKED_AT:
             self._own(self._look_at_dataset, key, iterator)
+        if key not in self._batch_bytes:
+            self._own(self._weigh, key, batch)
         if before is not None:
             self._own(self._compare_generators, key, before)
         return batch
+
+    def _ask_for_workers(self, key: int, loader: Any) -> None:
+        method, carried = start_method(loader.multiprocessing_context), (loader.collate_fn, loader.worker_init_fn)
+        self._no_workers[key] = why_no_workers(loader.dataset, method, carried, loader.num_workers > 0)
+
+    def _weigh(self, key: int, batch: Any) -> None:
+        self._batch_bytes[key] = sum(size for size, _ in tensor_sizes(batch))
 
     def _compare_generators(self, key: int, before: Any) -> None:
         self._random[key] = self._random.get(key, False) or before != _generators()
@@ -202,6 +221,8 @@ class Watch:
     def _image_opened(self, proceed: Any, *args: Any, **kwargs: Any) -> Any:
         slot = os.getpid() % _SLOTS * 8
         struct.pack_into("Q", self._images, slot, struct.unpack_from("Q", self._images, slot)[0] + 1)
+        if args:
+            self._data_folder.opened(args[0])
         return proceed(*args, **kwargs)
 
     def _root_found(self, root: Any) -> None:
@@ -352,6 +373,8 @@ class Watch:
                     draws=self._counts.get(key, 0),
                     draws_random=self._random.get(key),
                     changes=key in self._changing,
+                    batch_bytes=self._batch_bytes.get(key, 0),
+                    no_workers=self._no_workers.get(key, ""),
                 )
                 for key, one in self._loaders.facts.items()
             ],
@@ -362,6 +385,7 @@ class Watch:
             roots=[dataclasses.replace(one, calls=self._counts.get(key, 0)) for key, one in self._roots.facts.items()],
             steps=self.steps,
             images_opened=sum(struct.unpack(f"{_SLOTS}Q", self._images)),
+            data_folder=self._data_folder.path,
             image_cache_hits=cache.hits() if cache is not None else 0,
             peak_bytes=_peak_bytes(torch),
             parameter_bytes=parameter_bytes,
@@ -371,6 +395,8 @@ class Watch:
             startup_seconds=(self._first_draw or clock()) - self._launched,
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             threads=torch.get_num_threads(),
+            free_bytes=free_memory(),
+            shm_free_bytes=shm_room()[1],
             device_capability=tuple(torch.cuda.get_device_capability()) if device == "cuda" else (),
             withdrawn=withdrawn or [],
             compared=[one.facts for one in self._joints.comparisons if one.facts.count],

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from hotlap.observe.machine import GIB, Machine
 from hotlap.observe.readiness.outcome import Readiness
 from hotlap.observe.readiness.probe import Probe
+from hotlap.parts.storage import NETWORK, is_rotational, mount_entries, mount_of
 
-NETWORK = ("nfs", "cifs", "smb", "9p", "ceph", "glusterfs", "afs", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "davfs")
 SHARED_MEMORY_BYTES = GIB  # a few workers with a few image batches each
 OPEN_FILES = 4096  # every tensor a worker hands over holds a file descriptor
 
@@ -71,7 +70,7 @@ def open_files(soft: int, hard: int) -> Readiness:
 def storage(path: Path, mounts: str, sys: Path = Path("/sys")) -> Readiness:
     """Where the folder lies: `mounts` is the text of /proc/mounts."""
     name = "storage"
-    source, kind = _mount_of(path, mounts)
+    source, kind = mount_of(path, mounts)
     if not kind:
         return Readiness(name, None, "this system does not say what the folder lies on")
     remedy = f"cp -r DATA {_faster_folder(mounts, sys)}   # and give the script that folder"
@@ -82,7 +81,7 @@ def storage(path: Path, mounts: str, sys: Path = Path("/sys")) -> Readiness:
     if kind in ("tmpfs", "ramfs"):
         return Readiness(name, True, f"{path} is in memory ({kind})")
     device = Path(source).name
-    rotational = _rotational(source, sys)
+    rotational = is_rotational(source, sys)
     if rotational and device.startswith(("vd", "xvd")):  # a virtual disk says so whatever lies under it
         return Readiness(name, None, f"{path} is on {source} ({kind}), a virtual disk: its speed cannot be told")
     if rotational:
@@ -99,42 +98,9 @@ def disk_space(path: Path, total_bytes: int, free_bytes: int) -> Readiness:
     return Readiness("disk space", True, said)
 
 
-def _entries(mounts: str) -> Iterator[tuple[str, str, str]]:
-    for line in mounts.splitlines():
-        if len(words := line.split(" ")) >= 3:
-            yield words[0], words[1].replace("\\040", " "), words[2]
-
-
-def _mount_of(path: Path, mounts: str) -> tuple[str, str]:
-    """Source and kind of the file system a folder lies on; later lines lie over earlier ones."""
-    best, found = -1, ("", "")
-    for source, point, kind in _entries(mounts):
-        if path.is_relative_to(point) and len(point) >= best:
-            best, found = len(point), (source, kind)
-    return found
-
-
-def _rotational(source: str, sys: Path) -> bool | None:
-    """Whether any disk under the device turns; None where the kernel does not say."""
-    if not source.startswith("/dev/"):
-        return None
-    # /dev/mapper names and /dev/root are links; a partition's folder lies inside its disk's
-    folder = (sys / "class/block" / Path(os.path.realpath(source)).name).resolve()
-    for disk in (folder, folder.parent):
-        slaves = sorted((disk / "slaves").glob("*")) if (disk / "slaves").is_dir() else []
-        if slaves:
-            below = [_rotational(f"/dev/{slave.name}", sys) for slave in slaves]
-            return True if True in below else False if False in below else None
-        try:
-            return (disk / "queue/rotational").read_text().strip() == "1"
-        except OSError:
-            continue
-    return None
-
-
 def _faster_folder(mounts: str, sys: Path) -> str:
-    for source, point, kind in _entries(mounts):
+    for source, point, kind in mount_entries(mounts):
         files = not point.startswith(("/boot", "/etc", "/usr", "/snap")) and point != "/"
-        if kind in ("ext4", "xfs", "btrfs", "zfs") and files and _rotational(source, sys) is False:
+        if kind in ("ext4", "xfs", "btrfs", "zfs") and files and is_rotational(source, sys) is False:
             return f"{point}/"
     return "/dev/shm/"
