@@ -11,6 +11,7 @@ from hotlap.catalogue.cudnn_benchmark import CudnnBenchmark
 from hotlap.catalogue.current_apis import CurrentApis
 from hotlap.catalogue.debug_off import DebugOff
 from hotlap.catalogue.device_born_tensors import DeviceBornTensors
+from hotlap.catalogue.device_prefetch import DevicePrefetch
 from hotlap.catalogue.einops_rearrange import EinopsRearrange
 from hotlap.catalogue.fast_jpeg import FastJpeg
 from hotlap.catalogue.fast_storage import FastStorage
@@ -46,6 +47,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     DeviceBornTensors(),
     ZeroCopyTensors(),
     AsyncCopies(),
+    DevicePrefetch(),
     SyncFreeLoop(),
     SinglePrecision(),
     MixedPrecision(),

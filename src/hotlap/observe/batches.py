@@ -12,7 +12,7 @@ _THINGS = 4096  # in one batch, when its size is taken
 def ready_batches(iterator: Any) -> int:
     """How many batches are ready: those that came out of turn, and those not yet taken from the queue."""
     try:
-        ready = sum(len(task) > 1 for task in iterator._task_info.values())
+        ready = sum(len(task) > 1 for task in list(iterator._task_info.values()))
         return int(min(ready + iterator._data_queue.qsize(), len(iterator._task_info)))
     except (AttributeError, NotImplementedError, OSError):  # macOS cannot count a queue
         return 0

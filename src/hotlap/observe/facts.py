@@ -18,7 +18,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
 
     iterable = isinstance(loader.dataset, IterableDataset)
     context = loader.multiprocessing_context
-    resident = sys.modules.get("hotlap.parts.resident_loader")
+    resident, early = (sys.modules.get(f"hotlap.parts.{name}") for name in ("resident_loader", "early_batches"))
     return LoaderFacts(
         dataset=type(loader.dataset).__name__,
         batch_size=loader.batch_size,
@@ -34,6 +34,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
         dataset_id=id(loader.dataset),
         worker_init=loader.worker_init_fn is not None,
         kept=resident is not None and resident.serves(loader),
+        copied_early=early is not None and early.serves(loader),
     )
 
 

@@ -32,6 +32,7 @@ class LoaderFacts:
     no_workers: str = ""  # why the number of its workers cannot be chosen freely
     worker_init: bool = False  # it prepares its workers by a function of its own
     batch_bytes: int = 0  # of the first batch drawn; 0 = not known
+    copied_early: bool = False  # its batches were on their way to the device before they were drawn
 
 
 @dataclass(frozen=True)

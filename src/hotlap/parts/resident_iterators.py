@@ -30,7 +30,7 @@ def iterator(loader: Any, samples: ResidentSamples, original: Original) -> Any:
     return StoreIterator(loader, samples, original)
 
 
-class _Serving(_BaseDataLoaderIter):
+class Serving(_BaseDataLoaderIter):
     """Draws indices as far ahead of the batches as workers would have been sent them."""
 
     _samples: ResidentSamples
@@ -38,6 +38,12 @@ class _Serving(_BaseDataLoaderIter):
     _given_workers: int
     _ahead: int
     _noted: deque[Any]  # drawn from the sampler, their batch not yet delivered
+    _is_serving = True
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether batches come out of the store by now, and still do: those are the same whenever they are drawn."""
+        return self._is_serving and self._samples.is_ready
 
     def _follow(self, loader: Any, samples: ResidentSamples, original: Original) -> None:
         self._samples, self._original = samples, original
@@ -86,7 +92,7 @@ class _Serving(_BaseDataLoaderIter):
             loader.generator = own
 
 
-class StoreIterator(_Serving):
+class StoreIterator(Serving):
     """Makes every batch itself: gathered from the store, or loaded here and kept. May be driven from another thread
     than the one that made it, but by one at a time."""
 
@@ -109,7 +115,7 @@ class StoreIterator(_Serving):
         """There are none."""
 
 
-class WorkersIterator(_Serving, _MultiProcessingDataLoaderIter):
+class WorkersIterator(Serving, _MultiProcessingDataLoaderIter):
     """Hands out what workers make, and keeps it. Once the store is filled, be it in the middle of an epoch, the workers
     are sent home: batches they were asked for but did not deliver come out of the store first."""
 
