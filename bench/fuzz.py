@@ -1,24 +1,36 @@
-"""Every Python file of some folders (the standard library unless others are named) through `check` and `fix`.
+"""Python that nobody wrote for us through `check` and `fix`: every file of some folders (the standard library unless
+others are named), or so many made-up variations of training code.
 
-Nothing may crash, and no rewrite may fail to parse or change at a second time. Files are made to look like training
-code by an import at their end, so that none is passed over. Prints what failed; exit code 1 when something did.
+Nothing may crash. No rewrite may fail to parse, change at a second time, lose a comment or bring in another line
+ending. Files are made to look like training code by an import at their end, so that none is passed over. Prints what
+failed; exit code 1 when something did.
 
     python bench/fuzz.py [--every N] [FOLDER...]
+    python bench/fuzz.py --variations N [--seed S]
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import io
 import os
+import random
+import re
 import sys
 import sysconfig
 import time
+import tokenize
+import warnings
+from collections import Counter
 from collections.abc import Iterator
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import variations
 
 from hotlap.catalogue import TECHNIQUES
 from hotlap.errors import HotlapError
-from hotlap.source.fix import fix_source
+from hotlap.source.fix import rewritten
 from hotlap.source.module import Source, decoded
 from hotlap.source.project import Project
 
@@ -39,14 +51,28 @@ def python_files(folders: list[str]) -> Iterator[str]:
 
 
 def failures(path: str) -> Iterator[str]:
-    """What went wrong with one file; a file that is no Python must be refused in one sentence, and is fine."""
+    """What went wrong with one file."""
     try:
         with open(path, "rb") as file:
             text = decoded(file.read(), path)
-        source = Source(text if "torch" in text else text + LOOP, path, Project())
     except HotlapError as refusal:
-        if "\n" in str(refusal):
-            yield f"refused in more than one sentence: {refusal}"
+        yield from in_one_sentence(refusal)
+        return
+    yield from faults(text if "torch" in text else text + LOOP, path)
+
+
+def in_one_sentence(refusal: HotlapError) -> Iterator[str]:
+    """What is no Python must be refused in one sentence, and is fine."""
+    if "\n" in str(refusal):
+        yield f"refused in more than one sentence: {refusal}"
+
+
+def faults(text: str, path: str = "made.py") -> Iterator[str]:
+    """What went wrong with one text: every technique, unsafe and doubtful places included."""
+    try:
+        source = Source(text, path, Project())
+    except HotlapError as refusal:
+        yield from in_one_sentence(refusal)
         return
     for technique in (one for one in TECHNIQUES if "spot" in one.verbs):
         try:
@@ -54,30 +80,63 @@ def failures(path: str) -> Iterator[str]:
         except Exception as error:
             yield f"{technique.id} crashed: {type(error).__name__}: {error}"
             return
-    choices = [(one, None) for one in TECHNIQUES]
     try:
-        new = fix_source(source, choices, unsafe=True)
-        ast.parse(new)
-        if fix_source(Source(new, path, Project()), choices, unsafe=True) != new:
+        new = fixed(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(new)
+        if fixed(Source(new, path, Project())) != new:
             yield "a second fix changed the first"
     except HotlapError:
         return  # said in one sentence by a technique that cannot write here
     except Exception as error:
         yield f"rewriting crashed: {type(error).__name__}: {error}"
+        return
+    lost = comments(text) - comments(new)
+    if lost:
+        yield f"comments were lost: {sorted(lost)}"
+    if endings(new) - endings(text) and endings(text):
+        yield f"line endings {endings(text)!r} became {endings(new)!r}"
+
+
+def fixed(source: Source) -> str:
+    return rewritten(source, [(one, None) for one in TECHNIQUES], unsafe=True, doubtful=True).text
+
+
+def comments(text: str) -> Counter[str]:
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(text, newline="").readline))
+    except (tokenize.TokenError, SyntaxError):  # stricter in places than Python itself
+        return Counter()
+    return Counter(token.string.rstrip() for token in tokens if token.type == tokenize.COMMENT)
+
+
+def endings(text: str) -> set[str]:
+    return set(re.findall(r"\r\n|\n|\r", text))
+
+
+def made(number: int) -> str:
+    """The variation of that number, always the same."""
+    rng = random.Random(number)
+    return variations.program(rng) if number % 2 else variations.mutated(rng, variations.fixtures())
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
     parser.add_argument("folders", nargs="*", default=[sysconfig.get_path("stdlib")])
     parser.add_argument("--every", type=int, default=1, help="only every so many files")
+    parser.add_argument("--variations", type=int, default=0, help="so many made-up programs instead of files")
+    parser.add_argument("--seed", type=int, default=0, help="the number of the first variation")
     given = parser.parse_args()
-    started, count, bad = time.perf_counter(), 0, 0
-    for path in list(python_files(given.folders))[:: given.every]:
-        count += 1
-        for failure in failures(path):
+    started, bad = time.perf_counter(), 0
+    numbers = range(given.seed, given.seed + given.variations)
+    paths = [] if numbers else list(python_files(given.folders))[:: given.every]
+    tried = [(f"variation {one}", faults(made(one))) for one in numbers] or [(one, failures(one)) for one in paths]
+    for name, found in tried:
+        for failure in found:
             bad += 1
-            print(f"{path}: {failure}", flush=True)
-    print(f"{count} files, {bad} failures, {time.perf_counter() - started:.0f} s")
+            print(f"{name}: {failure}", flush=True)
+    print(f"{len(tried)} {'variations' if numbers else 'files'}, {bad} failures, {time.perf_counter() - started:.0f} s")
     return int(bad > 0)
 
 

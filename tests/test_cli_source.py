@@ -108,6 +108,21 @@ def test_a_plan_is_written_into_all_files_of_its_script_and_nowhere_else(tmp_pat
     assert again.stdout == "nothing to fix\n" and again.returncode == 0
 
 
+def test_a_plan_measured_with_lasting_workers_is_written_with_them(tmp_path: Path, hotlap) -> None:
+    script, lasting = tmp_path / "train.py", {"num_workers": 3, "persistent_workers": True}
+    lines = (TRAIN.replace("from data import loader, model\n", "") + "\n").split("import torch\n", 1)[1]
+    changes = ("", "loader.dataset.set_epoch(1)\n", "loader.dataset.fold = 1\n", "loader.sampler.set_epoch(1)\n")
+    for change, is_kept in zip(changes, (True, False, False, True), strict=True):
+        script.write_text(DATA + lines + change)
+        plan_for(script, Entry("loader-workers", lasting, 1.2))
+        assert hotlap("fix", "--plan", "hotlap.toml").returncode == 0
+        assert ("num_workers=3, persistent_workers=True)" in script.read_text()) is is_kept, change
+    (tmp_path / "hotlap.toml").unlink()
+    script.write_text(DATA + lines)
+    hotlap("fix", "--unsafe", "--only", "loader-workers", "train.py")
+    assert "num_workers=4)" in script.read_text()
+
+
 def test_without_a_path_or_a_plan_there_is_nothing_to_fix(hotlap) -> None:
     done = hotlap("fix")
     assert done.returncode == 2 and "--plan" in done.stderr

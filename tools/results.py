@@ -30,7 +30,7 @@ EXPERTS_HEAD = (
     "rounds",
     "date",
 )
-OTHERS = ("overhead-", "exhaustive-", "decoding-")  # records of other benches, which are no tunings
+OTHERS = ("overhead-", "exhaustive-", "decoding-", "fixed-")  # records of other benches, which are no tunings
 
 
 def records(results: Path) -> list[Path]:

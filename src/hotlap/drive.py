@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 from hotlap.observe.attach import Attached
 from hotlap.observe.launch import Target, execute
-from hotlap.source.in_memory import rewrite_in_memory
+from hotlap.source.in_memory import in_source, rewrite_in_memory
 
 
 class Pulse:
@@ -40,13 +39,12 @@ class Pulse:
 def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool, rewrites: bool = True) -> None:
     """Run the target to its end in this process; its exit code and errors are its own. A technique that cannot be
     applied to a running script is written into its modules in memory, unless that is not wanted."""
-    in_source = [one for one in choices if "apply" not in one.technique.verbs]
-    choices = [one for one in choices if rewrites or one not in in_source]
+    written = in_source(choices)
+    choices = [one for one in choices if rewrites or one not in written]
     with_ = ", ".join(map(str, choices)) or "nothing applied"
     _say(quiet, f"{with_}{f' ({words})' if words else ''}")
-    attached = Attached([one for one in choices if one not in in_source], Pulse)
-    folder = os.getcwd() if target.is_module else os.path.dirname(os.path.realpath(target.path))
-    memory = rewrite_in_memory(in_source, folder, attached.patch.on_undo) if rewrites and in_source else None
+    attached = Attached([one for one in choices if one not in written], Pulse)
+    memory = rewrite_in_memory(written, target.folder, attached.patch.on_undo) if rewrites and written else None
     try:
         execute(target, memory.code) if memory else execute(target)
     except Exception:
@@ -55,10 +53,7 @@ def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool, rewri
             _say(quiet, f"it failed with {', '.join(applied)} applied; --no-plan runs it as it is")
         raise
     finally:
-        for one in in_source if memory else ():
-            if one.technique.id not in memory.written:
-                _say(quiet, f"{one} found no place in this script's source")
-        for reason in memory.troubles if memory else ():
+        for reason in (*memory.unwritten(), *memory.troubles) if memory else ():
             _say(quiet, reason)
         for one in attached.shown:
             _say(quiet, one)

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "observe": {"observe", "parts"},
     "parts": {"parts"},
     "report": {"report"},
-    "measure": {"measure", "observe", "report", "technique", "plan", "evidence"},
+    "measure": {"measure", "observe", "source", "report", "technique", "plan", "evidence"},
     "catalogue": {"catalogue", "technique", "source", "observe", "parts"},
     "technique": {"observe", "source"},  # their types only
     "plan": {"technique"},

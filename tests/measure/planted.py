@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hotlap.source.edits import replace_argument
 from hotlap.technique import Family, Parity, Technique, Try
 
 
@@ -24,6 +25,19 @@ class Breaks(Planted):
 class DoesNothing(Planted):
     def apply(self, patch, setting):
         pass
+
+
+class HalfBatches(Planted):
+    """Has a form in source only, and makes twice as many steps, which a record shows."""
+
+    def spot(self, source):
+        for call in source.calls("torch.utils.data.DataLoader"):
+            if call.known("batch_size").value == 8:
+                yield source.site(call.node, "message", "safe")
+
+    def rewrite(self, site, setting):
+        (call,) = (call for call in site.source.calls("torch.utils.data.DataLoader") if call.node is site.node)
+        return replace_argument(call, "batch_size", str(setting.get("batch_size", 4)))
 
 
 class _OptimizerSetting(Planted):

@@ -13,6 +13,7 @@ from hotlap.observe.supply import crowding, rates_vary
 from hotlap.parts.worker_room import DEPTH, WorkerRoom, sample_bytes
 from hotlap.source.calls import ABSENT, Call
 from hotlap.source.edits import insert_argument, replace_argument
+from hotlap.source.transfers import changes_its_data
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -54,10 +55,11 @@ class LoaderWorkers(Technique):
     Nothing, in the same order, when the data set draws nothing at random. Random augmentation draws from each worker's
     own generator, so the draws are others of the same distribution, with another number of workers too. In a run with
     hotlap workers live on between epochs, in the order the script would have, and are started anew when the data set
-    has changed (`set_epoch`); the written fix leaves them to torch's default, a new start each epoch. A data set that
-    changes while it is being read is left alone, and so is one that holds an open file, whose place forked workers
-    would share. The number of workers of an iterable data set is never touched: one that does not split itself by
-    `get_worker_info` would deliver every sample once per worker.
+    has changed (`set_epoch`). A plan that was measured so is written with `persistent_workers=True`, where no such
+    change is seen: torch then shuffles later epochs otherwise for the same seed. Any other written fix leaves them to
+    torch's default, a new start each epoch. A data set that changes while it is being read is left alone, and so is one
+    that holds an open file, whose place forked workers would share. The number of workers of an iterable data set is
+    never touched: one that does not split itself by `get_worker_info` would deliver every sample once per worker.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the
@@ -108,6 +110,9 @@ class LoaderWorkers(Technique):
         call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
         depth = setting.get("prefetch_factor")
         added = [f"prefetch_factor={depth}"] if depth and call.setting("prefetch_factor") is ABSENT else []
+        lasts = setting.get("persistent_workers") and not changes_its_data(site.source)
+        if lasts and call.setting("persistent_workers") is ABSENT:
+            added.append("persistent_workers=True")
         if call.setting("num_workers", NUM_WORKERS) is ABSENT:
             return insert_argument(call, f"num_workers={setting['num_workers']}", *added)
         edits = replace_argument(call, "num_workers", str(setting["num_workers"]), NUM_WORKERS)

@@ -10,7 +10,7 @@ from hotlap.source.calls import ABSENT, UNSURE, Call
 from hotlap.source.edits import Edit, insert_argument
 from hotlap.source.loops import loops_around
 from hotlap.source.origins import given_anywhere, makers
-from hotlap.source.transfers import Draw, draws
+from hotlap.source.transfers import Draw, changes_its_data, draws
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PersistentWorkers(Technique):
         return Parity.IDENTICAL if certain else Parity.EQUIVALENT
 
     def spot(self, source: Source) -> Iterator[Site]:
-        if not any(source.calls(LOADER)) or _changes_its_data(source):
+        if not any(source.calls(LOADER)) or changes_its_data(source):
             return
         passes = [(draw, makers(source, draw.loader, LOADER) or []) for draw in draws(source)]
         for call in source.calls(LOADER):
@@ -114,12 +114,6 @@ class PersistentWorkers(Technique):
         if isinstance(outer, ast.Call) and outer is not call.node:  # dict(num_workers=...)
             return insert_argument(outer, f"persistent_workers={value}", source=source)
         return insert_argument(call, f"persistent_workers={value}")
-
-
-def _changes_its_data(source: Source) -> bool:
-    """`dataset.set_epoch(...)`; a sampler lives in the script's own process, so its epoch is no matter."""
-    receivers = [call.func.value for call in source.method_calls("set_epoch") if isinstance(call.func, ast.Attribute)]
-    return any("sampler" not in source.segment(receiver).lower() for receiver in receivers)
 
 
 def _is_chosen(call: Call) -> bool:

@@ -39,7 +39,7 @@ def consider(technique: Technique, run: Run, allow_different: bool = False) -> C
     in_use = bool(technique.seen(run))
     if in_use and not technique.adjustable:
         return Skipped(technique, "already in use", in_use=True)
-    if "apply" not in technique.verbs:
+    if "apply" not in technique.verbs and not {"rewrite", "settings"} <= set(technique.verbs):
         told = technique.settings(run) if "settings" in technique.verbs else None  # advice with figures
         reason = told.reason if isinstance(told, CannotHelp) else "can only be written into source: see `hotlap check`"
         return Skipped(technique, reason)

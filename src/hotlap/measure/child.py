@@ -28,6 +28,7 @@ from hotlap.observe.watch import Watch
 from hotlap.observe.whose import is_users
 from hotlap.plan import fingerprint
 from hotlap.records import from_json, to_json
+from hotlap.source.in_memory import InMemory, in_source, rewrite_in_memory
 from hotlap.technique import Choice
 
 # Trackers must neither phone home nor ask questions during trials.
@@ -51,6 +52,7 @@ class Recorder:
         self.attached: Attached | None = None
         self.witness: Witness | None = None
         self.scrutiny: Scrutiny | None = None
+        self.memory: InMemory | None = None
         self._last_step = self._told = self._noted = self._trained = 0.0
         self._recent: deque[float] = deque(maxlen=32)
         self._look_is_over = False
@@ -127,7 +129,7 @@ class Recorder:
     def write(self, ending: str) -> None:
         run: dict[str, Any] | None = None
         if self.attached is not None and self.attached.watch is not None:
-            record = self.attached.watch.record(self.attached.withdrawn)
+            record = self.attached.watch.record(self._withdrawn())
             record = dataclasses.replace(record, compiled_at=self._compiling.steps)
             run = to_json(self.scrutiny.added_to(record, is_over=True) if self.scrutiny is not None else record)
         data: dict[str, Any] = {
@@ -140,10 +142,15 @@ class Recorder:
 
     def _note(self) -> None:
         assert self.attached is not None and self.attached.watch is not None
-        snapshot = self.attached.watch.snapshot(self.attached.withdrawn)
+        snapshot = self.attached.watch.snapshot(self._withdrawn())
         if self.scrutiny is not None:
             snapshot = dataclasses.replace(snapshot, run=self.scrutiny.added_to(snapshot.run, is_over=False))
         self._put("so-far.json", json.dumps(to_json(snapshot)))
+
+    def _withdrawn(self) -> list[str]:
+        """What was ordered and did not take hold: a trial without it must not pass in its name."""
+        assert self.attached is not None
+        return [*self.attached.withdrawn, *(self.memory.unwritten() if self.memory else ())]
 
     def _put(self, name: str, text: str) -> None:
         path = os.path.join(self.order.folder, name)
@@ -168,7 +175,7 @@ def run_trial(order: Order) -> None:
         torch = sys.modules.get("torch")
         if torch is not None and not order.parity:
             torch.seed()  # forked children would all start from the server's generator
-        execute(_target(order))
+        _execute(recorder)
         ending = "finished"
     except BaseException as error:
         ending = (refused(error, _log(order)) if order.sandbox == "redirect" else None) or _ending(error)
@@ -186,7 +193,7 @@ def run_for_real(order: Order) -> None:
     _before_leaving(recorder)
     ending = "finished"
     try:
-        execute(_target(order))
+        _execute(recorder)
     except Stopped:
         pass
     except BaseException as error:
@@ -211,8 +218,21 @@ def _before_leaving(recorder: Recorder) -> None:
 
 
 def _attach(recorder: Recorder) -> None:
-    choices = [Choice.from_json(choice) for choice in recorder.order.choices]
-    recorder.attached = Attached(choices, recorder.watch if recorder.order.watched else None)
+    """Each choice the way `run` would: in the process, or where it has no such form, in the modules as they load."""
+    order = recorder.order
+    choices = [Choice.from_json(choice) for choice in order.choices]
+    written = in_source(choices)
+    recorder.attached = Attached(
+        [one for one in choices if one not in written], recorder.watch if order.watched else None
+    )
+    if written:
+        undo = recorder.attached.patch.on_undo
+        recorder.memory = rewrite_in_memory(written, _target(order).folder, undo, cached=False)
+
+
+def _execute(recorder: Recorder) -> None:
+    target, memory = _target(recorder.order), recorder.memory
+    execute(target, memory.code) if memory else execute(target)
 
 
 def _target(order: Order) -> Target:

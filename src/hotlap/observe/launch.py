@@ -43,6 +43,11 @@ class Target:
         """The file that becomes `__main__`."""
         return _spec(self.name).origin or self.name if self.is_module else os.path.abspath(self.name)
 
+    @property
+    def folder(self) -> str:
+        """Where its own modules lie."""
+        return os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.path))
+
     def check(self) -> None:
         """Raise one sentence if this cannot be run at all. Nothing of the script is executed."""
         _compiled(self)
@@ -103,7 +108,7 @@ def execute(target: Target, compiler: Compiler = _as_written) -> None:
     code = _compiled(target, compiler)
     main = _main_module(target)
     sys.argv = [target.path if target.is_module else target.name, *target.arguments]
-    sys.path[0] = os.getcwd() if target.is_module else os.path.dirname(os.path.realpath(target.path))
+    sys.path[0] = target.folder
     ours = sys.modules["__main__"]  # kept alive: dropping a module clears its globals
     sys.modules["__main__"] = main
     try:

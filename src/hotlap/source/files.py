@@ -37,7 +37,7 @@ def files_below(
     """Each file once, in a fixed order, without what pyproject.toml excludes; what is not there is a trouble."""
     seen: set[str] = set()
     configurations: dict[str, Configuration] = {}
-    for given in map(os.fspath, paths):
+    for given in [os.fspath(path) for path in paths]:
         folder = given if os.path.isdir(given) else os.path.dirname(os.path.abspath(given))
         if folder not in configurations:
             configurations[folder] = configuration_for(folder, resolve)

@@ -93,13 +93,24 @@ def _edits(source: Source, technique: Rewriter, setting: Setting, unsafe: bool, 
     for site in technique.spot(source):
         is_wanted = site.fix == "safe" or (unsafe and site.fix == "unsafe")
         if is_wanted and (doubtful or not site.doubtful) and not is_silenced(site, technique.id):
-            candidate = [*accepted, *technique.rewrite(site, setting)]
+            edits = list(technique.rewrite(site, setting))
+            candidate = [*accepted, *edits]
             try:
-                is_sound = takes(apply_edits(source.text, candidate))
+                is_sound = not _loses_a_comment(source, edits) and takes(apply_edits(source.text, candidate))
             except OverlappingEdits:
                 continue
             accepted = candidate if is_sound else accepted
     return in_order(accepted)
+
+
+def _loses_a_comment(source: Source, edits: list[Edit]) -> bool:
+    """What somebody wrote into an expression is worth more than the fix that would put another in its place."""
+    for edit in edits:
+        if "#" in source.text[edit.start : edit.end]:
+            lost = [text for start, text in source.comments if edit.start <= start < edit.end]
+            if not all(any(text in one.text for one in edits) for text in lost):
+                return True
+    return False
 
 
 def _compiles(text: str) -> bool:

@@ -27,6 +27,11 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
+def in_source(choices: Sequence[Any]) -> list[Any]:
+    """Those that cannot be applied to a process, only written into its modules."""
+    return [one for one in choices if "apply" not in one.technique.verbs]
+
+
 def rewrite_in_memory(
     choices: Sequence[Any], folder: str, on_undo: Callable[[Callable[[], object]], object], cached: bool = True
 ) -> InMemory:
@@ -77,6 +82,11 @@ class InMemory:
         put_lines_back(tree, result, Lines(decoded(data, path)))
         return compile(tree, path, "exec", dont_inherit=True)
 
+    def unwritten(self) -> list[str]:
+        """What was wanted and is not there, by now, each in a sentence."""
+        missing = [technique.id for technique, _ in self._choices if technique.id not in self.written]
+        return [f"{name} found no place in this script's source" for name in missing]
+
     def remove(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -93,8 +103,8 @@ class InMemory:
         except Exception as error:  # what cannot be written is left out; the script runs all the same
             self.troubles.append(f"{os.path.basename(path)} runs as it is written ({type(error).__name__}: {error})")
             return None
-        lines = [result.lines[line] for line in range(1, len(result.lines) + 1)]
-        answer = {"text": result.text, "lines": lines, "techniques": list(result.techniques)}
+        came_from = [result.lines[line] for line in range(1, len(result.lines) + 1)]
+        answer = {"text": result.text, "lines": came_from, "techniques": list(result.techniques)}
         self._store.put(key, answer, self._project.needs(path))
         return result if result.techniques else None
 

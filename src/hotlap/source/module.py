@@ -265,16 +265,21 @@ class Source:
         return found
 
     @cached_property
+    def comments(self) -> list[tuple[int, str]]:
+        """Every comment with where it starts."""
+        tokens = tokenize.generate_tokens(io.StringIO(self.text, newline="").readline)
+        found = [token for token in tokens if token.type == tokenize.COMMENT]
+        return [(self.lines.start(token.start[0]) + token.start[1], token.string) for token in found]
+
+    @cached_property
     def _ignores(self) -> dict[int, set[str] | None]:
-        if "hotlap" not in self.text:
-            return {}
         found: dict[int, set[str] | None] = {}
-        for token in tokenize.generate_tokens(io.StringIO(self.text, newline="").readline):
-            match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
+        for start, text in self.comments if "hotlap" in self.text else ():
+            match = _IGNORE.search(text)
             if match:
                 listed = match.group(1)
                 names = {name.strip().lower().replace("_", "-") for name in (listed or "").split(",")}
-                found[token.start[0]] = None if listed is None else names
+                found[self.lines.line_at(start)] = None if listed is None else names
         return found
 
 

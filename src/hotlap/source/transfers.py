@@ -44,6 +44,17 @@ def draws(source: Source) -> Iterator[Draw]:
                 yield Draw(place, call, call.args[0], _batch_names(place, names))
 
 
+def changes_its_data(source: Source) -> bool:
+    """`dataset.set_epoch(...)` or `loader.dataset.x = ...`, which workers that live on would not see; a sampler lives
+    in the script's own process, so its epoch is no matter."""
+    told = [call.func.value for call in source.method_calls("set_epoch") if isinstance(call.func, ast.Attribute)]
+    if any("sampler" not in source.segment(receiver).lower() for receiver in told):
+        return True
+    attributes = [node for node in source.names.parents if isinstance(node, ast.Attribute)]
+    stored = [node.value for node in attributes if isinstance(node.ctx, ast.Store)]
+    return any(isinstance(holder, ast.Attribute) and holder.attr == "dataset" for holder in stored)
+
+
 def device_moves(source: Source, draw: Draw) -> Iterator[ast.Call]:
     """The copies of a drawn batch, as it came, to a device: not of what was computed from it."""
     for call in source.method_calls("to", "cuda"):
