@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hotlap.catalogue import find
 from hotlap.drive import drive
 from hotlap.observe.launch import Target
+from hotlap.parts import late_reads
 from hotlap.source.edits import insert_argument
 from hotlap.technique import Choice, Family, Parity, Technique
 
@@ -60,3 +62,41 @@ def test_a_technique_without_a_place_says_so(script: Target, capsys: pytest.Capt
     drive(script, [Choice(Marks(), {})], "", quiet=False)
     assert "marks found no place in this script's source" in capsys.readouterr().err
     sys.meta_path[:] = finders
+
+
+TRAINING = """
+import torch
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = torch.nn.Linear(4, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(0)
+
+def train():
+    total = 0.0
+    for x in torch.randn(9, 2, 4):
+        loss = model(x.to(device)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    print(repr(total), "read_later" in train.__code__.co_names)
+
+torch.nn.init.ones_(model.weight)
+torch.nn.init.ones_(model.bias)
+train()
+"""
+
+
+def test_totals_are_read_late_and_shown_as_they_were(
+    script: Target, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finders = list(sys.meta_path)
+    monkeypatch.setattr(late_reads, "DEVICES", {"cpu", "cuda"})
+    Path(script.path).write_text(TRAINING)
+    choices = [Choice(find("sync-free-loop"), {})]
+    shown = []
+    for rewrites in (False, True):
+        drive(script, choices, "", quiet=True, rewrites=rewrites)
+        shown.append(capsys.readouterr().out.split())
+    sys.meta_path[:] = finders
+    assert [one[1] for one in shown] == ["False", "True"]
+    assert shown[0][0] == shown[1][0]

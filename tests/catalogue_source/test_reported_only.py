@@ -125,6 +125,51 @@ CASES = {
             for inputs, labels, target, _, _ in batches():
                 model(inputs).mean().backward()
     """,
+    "sync-free-loop: copied, decided by, or shown in every step": """
+        import math
+        def train(model, loader, optimizer, device):
+            history = []
+            model.train()
+            for number, (inputs, labels) in enumerate(loader):
+                inputs, labels = inputs.to(device), labels.to(device)
+                answers = model(inputs)
+                loss = F.cross_entropy(answers, labels)
+                loss.backward()
+                optimizer.step()
+                history.append(answers.detach().mean().cpu().numpy())  # <-
+                if loss > 1e6 or not math.isfinite(loss):  # <-
+                    break
+                print(f"{number}: {loss:.4f}")  # <-
+            return history
+    """,
+    "sync-free-loop: whichever way an evaluation goes": """
+        def check(model, loader, device, classes):
+            right = []
+            model.eval()
+            with torch.no_grad():
+                for inputs, labels in loader:
+                    inputs, labels = inputs.to(device), labels.to(device)
+                    if classes == 1:
+                        assert labels.max() <= 1  # <-
+                    else:
+                        assert labels.max() < classes and labels.min() >= 0  # <-
+                    right += (model(inputs).argmax(dim=1) == labels).cpu()  # <-
+            return right
+    """,
+    "sync-free-loop: returned by a function of every step": """
+        model = nn.Linear(8, 2).to(device)
+        def whole(inputs, labels):
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            return score(inputs, labels)
+        def score(inputs, labels):
+            with torch.no_grad():
+                right = (model(inputs).argmax(dim=1) == labels).float()
+            return right.mean().item()  # <-
+        model.train()
+        for _ in range(3):
+            print(whole(inputs, labels))
+    """,
 }
 
 

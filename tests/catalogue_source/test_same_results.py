@@ -51,6 +51,7 @@ def printed(path: Path, capsys: pytest.CaptureFixture[str]) -> list[float]:
         "grad_free_evaluation",
         "grads_to_none",
         "no_data_parallel",
+        "sync_free_loop",
     ],
 )
 def test_before_and_after_print_the_same(

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hotlap.source.device_values import READS, DeviceValues
-from hotlap.source.gates import ALWAYS, asks_for_none
-from hotlap.source.loops import Function, Loop
-from hotlap.source.origins import is_called, iterated
-from hotlap.source.transfers import uses_device
-from hotlap.technique import Family, Needs, Parity, Technique
+from hotlap.source.bodies import method, receiver
+from hotlap.source.edits import Edit, add_import, insert_before, replace_node
+from hotlap.source.running_totals import Refused, Total, running_total
+from hotlap.source.waits import waits
+from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
-    from hotlap.observe.run import Run
+    from hotlap.observe.run import Run, SyncFacts
     from hotlap.source.module import Site, Source
 
-Place = Function | Loop
-_NUMBERS = ("float", "int", "bool", "math.isnan", "math.isinf", "math.isfinite")
 _COPIES = ("pageable copy", "synchronize")  # waits that other techniques mend, or that are meant
+_PART, _LATER, _NOW = "hotlap.parts.late_reads", "read_later", "read_now"
 
 
 class SyncFreeLoop(Technique):
@@ -27,19 +25,24 @@ class SyncFreeLoop(Technique):
 
     ## Why it is faster
     A GPU works through a queue that the host fills ahead of time. `loss.item()` needs the number now: the host stands
-    still until everything queued has been computed, then begins to fill the queue again, while the GPU runs dry. Sums
-    and counts can stay on the device: add up tensors (`total += loss.detach()`) and read them once, when they are
-    shown. `.tolist()`, `float(x)`, `print(x)`, `if x > 0:` and `nonzero` wait in the same way.
+    still until everything queued has been computed, then begins to fill the queue again, while the GPU runs dry. Sums,
+    counts and running averages can wait: `total += read_later(loss)` puts the value aside on the device, and
+    `total = read_now(total)` reads all of them at once, where the number is shown. `.tolist()`, `float(x)`, `print(x)`,
+    `if x > 0:` and `nonzero` wait in the same way.
 
     ## When it does not help
     On a CPU nobody waits. Where a step keeps the GPU busy far longer than it takes to queue, the wait costs little:
     `hotlap profile` gives the seconds for each line. Reading every hundredth step is the remedy, not the mistake, so
     what stands under an `if` is reported only where its other branch waits as well. One copy of an evaluation's outputs
-    to the host is not either: it frees the device's memory.
+    to the host is not either: it frees the device's memory. A number shown in every step, as in a progress bar, cannot
+    be both undelayed and read late. It is left alone and reported with the reason, as are numbers that other code may
+    see: globals, attributes, meters, what an inner function uses.
 
     ## What changes numerically
-    The values are the same, read later. A sum in float32 on the device rounds where a sum of Python floats does not;
-    over very many steps a float64 sum on the device keeps the digits.
+    Nothing: the values are put aside on the device, and the arithmetic is Python's own, done when the number is read,
+    in the order in which it is written. The type is the same, too. A sum made on the device would not do: in float32 it
+    rounds where Python does not, and CUDA divides by a number as it multiplies with the reciprocal. The fix is marked
+    unsafe because it makes the script import hotlap.
 
     ## Claims
     "Avoid .item(), .cpu(), .numpy() and print in the loop" is in most lists, without a figure and without the reason
@@ -55,135 +58,63 @@ class SyncFreeLoop(Technique):
         return Parity.IDENTICAL
 
     def spot(self, source: Source) -> Iterator[Site]:
-        if not uses_device(source):
-            return
-        found: dict[ast.AST, str] = {}
-        for place in _evaluations(source):
-            for node, what in _waits(source, place, copies=False):
-                found[node] = f"{what} waits for the device at every evaluation batch; {_remedy(what, 'at the end')}"
-        for place in _steps(source):
-            for node, what in _waits(source, place, copies=True):
-                found[node] = f"{what} waits for the device in every step; {_remedy(what, 'when shown')}"
-        for node in sorted(found, key=lambda one: source.lines.span(one)):
-            yield source.site(node, found[node])
+        for node, (what, is_step) in waits(source).items():
+            often, later = ("in every step", "when shown") if is_step else ("at every evaluation batch", "at the end")
+            message = f"{what} waits for the device {often}; {_remedy(what, later)}"
+            try:
+                is_total = self._total(source, node) is not None
+            except Refused as reason:
+                yield source.site(node, f"{message} (left alone: {reason})")
+            else:
+                yield source.site(node, message, "unsafe" if is_total else None)
 
     def seen(self, run: Run) -> bool | None:
-        """From a close watch on a device only; a wait in fewer than half the steps is one for show."""
+        """From a close watch on a device only."""
         if run.device == "cpu" or not run.syncs or not run.step_seconds:
             return None
-        often = [sync for sync in run.syncs if 2 * sync.steps >= len(run.step_seconds)]
-        return all(sync.kind in _COPIES for sync in often)
+        return not _every_step(run)
+
+    def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
+        if run.syncs and not _every_step(run):
+            return CannotHelp("the host does not wait for the device in most of this script's steps")
+        # Without a close watch a wait counts as time nobody has accounted for.
+        return [Try({}, run.share("sync") if run.syncs else run.share("sync", "other"))]
+
+    def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
+        source, total = site.source, self._total(site.source, site.node)
+        assert total is not None
+        for read in total.reads:
+            yield from replace_node(source, read, _late(source, read))
+        for statement in total.shown:
+            yield from insert_before(source, statement, f"{total.name} = {_NOW}({total.name})")
+        yield from add_import(source, f"from {_PART} import {_LATER}, {_NOW}")
+
+    def _total(self, source: Source, node: ast.AST) -> Total | None:
+        """The number that a value from the device is added to; None where it is no single value."""
+        what, _ = waits(source)[node]
+        if what not in (".item()", "float(...)", "int(...)"):
+            return None
+        total = running_total(source, node, lambda one: one in waits(source))
+        if any(source.is_ignored(read.lineno, self.id) for read in total.reads):
+            raise Refused("part of it is to be ignored")
+        if any(source.mentions(name) and source.names.spelled(f"{_PART}.{name}") != name for name in (_LATER, _NOW)):
+            raise Refused(f"the file has a {_LATER} or {_NOW} of its own")
+        return total
+
+
+def _every_step(run: Run) -> list[SyncFacts]:
+    """The waits that could be saved; one in fewer than half the steps is one for show."""
+    often = [sync for sync in run.syncs if 2 * sync.steps >= len(run.step_seconds)]
+    return [sync for sync in often if sync.kind not in _COPIES]
+
+
+def _late(source: Source, read: ast.Call) -> str:
+    if method(read) == "item":
+        return f"{_LATER}({source.segment(receiver(read))})"
+    return f"{_LATER}({source.segment(read.args[0])}, {source.segment(read.func)})"
 
 
 def _remedy(what: str, later: str) -> str:
     """A value that is kept or shown can be read later; one that decides what comes next cannot."""
     is_kept = what.startswith(".") or what in ("float(...)", "int(...)", "print(...)")
     return f"add up on the device, read {later}" if is_kept else "decide on the device, or ask less often"
-
-
-def _steps(source: Source) -> Iterator[Place]:
-    """The training loops, and the functions that run in every step of one, here or in another file."""
-    yield from source.training_loops()
-    for function in (node for node in source.names.parents if isinstance(node, Function)):
-        used = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
-        if used & {*READS, "nonzero", "backward"} and _runs_every_step(source, function):
-            yield function
-
-
-def _runs_every_step(source: Source, function: Function, hops: int = 2) -> bool:
-    for where, call in source.callers(function):
-        above = next((one for one in where.ancestors(call) if isinstance(one, Loop | Function)), None)
-        if not isinstance(above, Loop | Function):
-            continue
-        is_step = above in where.training_loops()
-        if is_step or (hops and isinstance(above, Function) and _runs_every_step(where, above, hops - 1)):
-            makes_gradients = is_step and any(map(_is_backward, ast.walk(function)))
-            if makes_gradients or where.how_often(call, above) is ALWAYS:
-                return True
-    return False
-
-
-def _is_backward(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "backward"
-
-
-def _evaluations(source: Source) -> Iterator[Place]:
-    """Loops over batches: `for i in range(n)` under no_grad is rather a text being generated word by word."""
-    for loop in source.evaluation_loops():
-        over = iterated(source, loop)[1] if isinstance(loop, ast.For | ast.AsyncFor) else None
-        is_count = isinstance(over, ast.Call) and is_called(source, over, "range") and len(over.args) < 3
-        if over is not None and not is_count:
-            yield loop
-
-
-def _waits(source: Source, place: Place, copies: bool) -> Iterator[tuple[ast.AST, str]]:
-    """What makes the host wait on every trip through a place, with its name."""
-    values = DeviceValues(source, place)
-    named = {node: _wait(source, node, values, copies) for node in ast.walk(place)}
-    found = {node: what for node, what in named.items() if what is not None}
-    for node, what in found.items():
-        if _is_reached(source, node, place, found):
-            yield node, what
-
-
-def _wait(source: Source, node: ast.AST, values: DeviceValues, copies: bool) -> str | None:
-    if isinstance(node, ast.Call):
-        name = source.name_of(node.func)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in (*READS, "nonzero"):
-            is_meant = copies or node.func.attr in ("item", "nonzero") or _is_verdict(node.func.value)
-            is_bare = not node.args and not node.keywords
-            return f".{node.func.attr}()" if is_meant and is_bare and values.is_derived(node.func.value) else None
-        if name in _NUMBERS and len(node.args) == 1 and values.is_tensor(node.args[0]):
-            return f"{name}(...)"
-        if name == "print" and any(values.is_tensor(one) for given in node.args for one in _shown(given)):
-            return "print(...)"
-    if isinstance(node, ast.If | ast.While | ast.Assert):
-        tests = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
-        tests = [one.operand if isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Not) else one for one in tests]
-        if any(map(values.is_tensor, tests)):
-            return "assert" if isinstance(node, ast.Assert) else "if" if isinstance(node, ast.If) else "while"
-    return None
-
-
-def _shown(argument: ast.expr) -> list[ast.expr]:
-    """What `print` shows of an argument: itself, or the values inside an f-string."""
-    if isinstance(argument, ast.JoinedStr):
-        return [part.value for part in argument.values if isinstance(part, ast.FormattedValue)]
-    return [argument]
-
-
-def _is_verdict(node: ast.expr) -> bool:
-    """`(a == b).all(1)`: as small as the batch is long, so that bringing it to the host frees nothing."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        node = node.func.value
-    return isinstance(node, ast.Compare)
-
-
-def _is_reached(source: Source, node: ast.AST, place: Place, waits: dict[ast.AST, str]) -> bool:
-    """Whether a wait comes on every trip: under no condition, or whichever way the conditions around it go."""
-    if source.how_often(node, place) is ALWAYS:
-        return True
-    fork = _fork(source, node)
-    if not isinstance(fork, ast.If) or place not in source.ancestors(fork):
-        return False
-    inside = [one for one in waits if _fork(source, one) is fork]
-    is_either = all(any(_is_below(source, one, branch) for one in inside) for branch in (fork.body, fork.orelse))
-    return is_either and _is_reached(source, fork, place, waits)
-
-
-def _fork(source: Source, node: ast.AST) -> ast.AST | None:
-    """The nearest place above a node from which it may not be reached."""
-    below = node
-    for above in source.ancestors(node):
-        if isinstance(above, ast.If | ast.IfExp) and below is not above.test and not asks_for_none(above.test):
-            return above
-        is_later = isinstance(above, ast.BoolOp) and below is not above.values[0]
-        if is_later or isinstance(above, ast.ExceptHandler | ast.Match | Function | ast.Lambda | ast.ClassDef):
-            return above
-        below = above
-    return None
-
-
-def _is_below(source: Source, node: ast.AST, branch: list[ast.stmt]) -> bool:
-    chain = {node, *source.ancestors(node)}
-    return any(statement in chain for statement in branch)
