@@ -9,6 +9,7 @@ from planted import HalfBatches, Planted
 
 from hotlap.measure.candidates import Candidate, Skipped, consider
 from hotlap.observe.run import Run
+from hotlap.source.fix import finds_a_place
 from hotlap.technique import Choice
 
 pytestmark = pytest.mark.alone
@@ -50,6 +51,12 @@ def test_what_finds_no_place_is_withdrawn(run_script, script: Path) -> None:
     (script.parent / "data.py").write_text(DATA.replace("batch_size=8", "batch_size=16"))
     trial = run_script(script, [Choice(HalfBatches(), {})])
     assert trial.run.withdrawn == ["half-batches found no place in this script's source"]
+
+
+def test_where_it_finds_no_place_no_trial_is_spent_on_it(script: Path) -> None:
+    assert finds_a_place(HalfBatches(), str(script))  # in the module that the script imports
+    (script.parent / "data.py").write_text(DATA.replace("batch_size=8", "batch_size=16"))
+    assert not finds_a_place(HalfBatches(), str(script))
 
 
 def test_it_is_a_candidate_where_it_says_what_it_could_save(run_script, script: Path) -> None:

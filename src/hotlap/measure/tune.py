@@ -27,6 +27,7 @@ from hotlap.observe.launch import Target
 from hotlap.observe.machine import Machine
 from hotlap.plan import Entry, Plan, fingerprint
 from hotlap.report.findings import Facts, Kept, NotTried, TrialTimes, TuneReport
+from hotlap.source.fix import finds_a_place
 from hotlap.technique import Technique
 
 _FELT = ("OMP_", "MKL_", "CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "ONEDNN_", "DNNL_", "NCCL_")  # variables torch reads
@@ -51,6 +52,9 @@ def tune(
 ) -> tuple[TuneReport, Plan | None, Evidence | None]:
     """Search within the budget. A script that cannot be tuned is a HotlapError of one sentence."""
     order = order_for(target, wishes.allow_network, wishes.accept_writes, max(60.0, wishes.budget_seconds / 2))
+    idle = [one for one in techniques if _is_idle(one, target)]
+    techniques = [one for one in techniques if one not in idle]
+    left_out = [*left_out, *(NotTried(one.id, "finds no place in this script's source") for one in idle)]
     trial_seconds = wishes.trial_seconds or min(10.0, max(1.5, wishes.budget_seconds / 40))
     with Trials() as trials:
         order = dataclasses.replace(order, kept_folder=trials.exchange("compiled"))
@@ -72,6 +76,16 @@ def tune(
     report = _report(target, found, bench)
     plan = _plan(target, found, report)
     return report, plan, _evidence(found, report, plan) if plan is not None else None
+
+
+def _is_idle(technique: Technique, target: Target) -> bool:
+    """Whether it has a form in source only, and none in this source: a trial would be the script's own once more."""
+    if "apply" in technique.verbs or not {"rewrite", "settings"} <= set(technique.verbs):
+        return False
+    try:
+        return not finds_a_place(technique, target.path)
+    except Exception:  # one that stumbles over a file is tried, and its trial says so
+        return False
 
 
 def order_for(target: Target, allow_network: bool, accept_writes: bool, limit_seconds: float) -> Order:

@@ -172,6 +172,13 @@ def reached_from(script: str) -> list[str]:
     return list(project.imported(source)) if source is not None else []
 
 
+def finds_a_place(technique: Rewriter, script: str) -> bool:
+    """Whether it would be written anywhere in what a script is made of."""
+    project = Project()
+    sources = filter(None, map(project.source, reached_from(script)))
+    return any(rewritten(source, [(technique, None)], unsafe=True, doubtful=True).techniques for source in sources)
+
+
 def unified_diff(old: str, new: str, path: str) -> str:
     """A diff that `patch -p1` and `git apply` take; empty when nothing changed."""
     name = path.replace(os.sep, "/").removeprefix("./").lstrip("/")
