@@ -278,3 +278,21 @@ def test_a_trial_that_gave_a_technique_nothing_to_do_is_not_held_against_it() ->
         "1.00x: found nothing to do in a trial",
         "1.00x: no gain in a trial",
     ]
+
+
+def test_time_is_kept_for_what_starts_slowly_where_the_others_have_enough() -> None:
+    others = [type(f"T{number:02}", (Fast,), {})() for number in range(40)]
+    bench = Made({(): 1.0, ("slow",): 0.3} | {(one.id,): 1.0 for one in others})
+    made = search(bench, *others, Slow(), budget=90.0)  # 3 are spent, 31.5 kept for proof, 21 for its start
+    made._screen()
+    assert [str(choice) for choice in made.found.plan] == ["slow (mode a)"]
+    assert len(made.found.not_tried) == 40 - 34
+
+
+def test_what_was_taken_in_with_a_slow_starter_is_not_tried_once_more() -> None:
+    levels = {(): 1.0, ("layout",): 1.0, ("precision",): 1.0, ("slow",): 0.5, ("layout", "slow"): 0.3}
+    bench = Made(levels)
+    made = search(bench, Slow(), Layout(), Precision(), budget=300.0)
+    made._screen()
+    assert [str(choice) for choice in made.found.plan] == ["slow (mode a)", "layout"]
+    assert bench.asked.count(("layout", "slow")) == 1

@@ -72,6 +72,7 @@ class Bench:
         self.measured = self._kept = 0  # trials run, and how many of them are on record
         self._seconds, self._steps_at_least = trial_seconds, 24
         self._crowded: set[str] = set()
+        self.epoch_allowance = _EPOCH_ALLOWANCE * trial_seconds  # of training, that a trial may take to see past one
         self.epoch_steps = 0  # of the shortest training epoch, where trials can see past it
         self._trained_seconds = 0.0  # what the script itself needed in its latest trial
         self.storm = ""  # where the script by itself compiles again and again, which no plan is blamed for
@@ -99,7 +100,7 @@ class Bench:
         if not steps or not run.step_seconds:
             return False
         wanted = min(steps) + 24
-        if wanted * level(run.step_seconds) > _EPOCH_ALLOWANCE * self._seconds:
+        if wanted * level(run.step_seconds) > self.epoch_allowance:
             return False
         self._steps_at_least, self.epoch_steps = max(self._steps_at_least, wanted), min(steps)
         return True

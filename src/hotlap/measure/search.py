@@ -22,6 +22,8 @@ from hotlap.technique import Choice, Technique
 KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this, and than the noise
 CONFIRM_SHARE = 0.35  # of the budget, kept back for proof
 BASELINES = 3  # a first look, and two that count
+TRIALS = 20  # that a budget should hold: a longer epoch is not waited for, unless something gains only after it
+SLOW_SHARE = 0.5  # of what is left for trials, kept for what takes long to get going
 
 
 class Search:
@@ -36,7 +38,9 @@ class Search:
     ) -> None:
         self._bench, self._techniques, self._budget = bench, techniques, budget_seconds
         self._parity_folder, self._listener, self._allow_different = parity_folder, listener, allow_different
-        self._trial_seconds = 0.0  # what one trial costs, start-up included
+        self._trial_seconds = 0.0  # what a trial of the script costs, start-up included
+        self._plan_seconds = 0.0  # and one of the plan so far
+        self._reserved = 0.0  # of what is left for trials
         self._best = 0.0
         self._unfit: list[str] = []  # what the budget had no room for
         self.found = Found()
@@ -61,6 +65,9 @@ class Search:
         """A first trial, cold and short, for the record; then two that count."""
         self._listener.said(f"first the script as it is, {self._bench.longest(BASELINES)}")
         first = self._timed_baseline("the script, a first look")
+        if not any(one.fills_in_an_epoch and self._may_help(one, first.run) for one in self._techniques):
+            affordable = self._budget / TRIALS - first.run.startup_seconds
+            self._bench.epoch_allowance = min(self._bench.epoch_allowance, affordable)
         if not self._bench.see_past_an_epoch(first.run):
             self.found.caveats.append(Caveat.NO_EPOCH_END.text())
         timings = [self._timed_baseline("the script"), self._timed_baseline("the script")]
@@ -74,8 +81,11 @@ class Search:
         self.found.before = last.run
         self.found.baselines = [timing.level for timing in timings]
         self._best = statistics.fmean(self.found.baselines)
-        self._trial_seconds = max(timing.seconds for timing in timings)
+        self._trial_seconds = self._plan_seconds = max(timing.seconds for timing in timings)
         self._bench.begin(last.run, self.found.baselines)
+
+    def _may_help(self, technique: Technique, run: Run) -> bool:
+        return isinstance(consider(technique, run, self._allow_different), Candidate)
 
     def _timed_baseline(self, label: str) -> Timed:
         timing = self._bench.time([], label, "baseline")
@@ -92,6 +102,7 @@ class Search:
         candidates = self._candidates()
         self._say_what_fits(candidates)
         slow = [candidate for candidate in candidates if candidate.technique.start_up_seconds]
+        self._reserved = self._kept_for(slow)
         waiting = [candidate for candidate in candidates if candidate not in slow]
         idle: list[Candidate] = []
         while waiting:
@@ -115,9 +126,15 @@ class Search:
                 self._keep([best.choice()], timing)
                 self._refine(best)
                 waiting = self._renewed([*rest, *(entry[2] for entry in better if entry[2] is not best)])
-        self._try_partners(idle)
+        self._reserved = 0.0
         self._try_slow_starters(slow, idle)
+        self._try_partners(idle)
         self._say_what_did_not_fit()
+
+    def _kept_for(self, slow: list[Candidate]) -> float:
+        """Time for the first start of each slow starter, where that leaves enough for the others."""
+        wanted = sum(candidate.technique.start_up_seconds + self._trial_seconds for candidate in slow)
+        return wanted if wanted <= SLOW_SHARE * self._until_proof else 0.0
 
     def _say_what_fits(self, waiting: list[Candidate]) -> None:
         """The arithmetic of the budget, before it is spent."""
@@ -169,14 +186,14 @@ class Search:
                 self.found.not_tried.append(NotTried(candidate.technique.id, f"with the plan so far: {verdict.reason}"))
         return renewed
 
-    def _trial(self, choices: list[Choice], start_up_seconds: float = 0.0) -> Timed | None:
+    def _trial(self, choices: list[Choice]) -> Timed | None:
         """Time the plan so far plus these. None when that was not possible; the reason is on record."""
         enemy = next((enemy for choice in choices if (enemy := clash(choice, self.found.plan))), None)
         if enemy is not None:
             self.found.reject(choices, f"cannot live with {enemy.technique.id}, which is already in the plan")
             return None
         plan = [*self.found.plan, *choices]
-        start_up_seconds += sum(choice.technique.start_up_seconds for choice in choices)
+        start_up_seconds = sum(choice.technique.start_up_seconds for choice in plan)  # each plan is compiled anew
         if not self._has_room_for(plan, start_up_seconds=start_up_seconds):
             self._had_no_room(choices)
             return None
@@ -198,6 +215,8 @@ class Search:
             self.found.accept(choice)
         self.found.plan += choices
         self._best, self.found.after = timing.level, timing.run
+        if not any(choice.technique.start_up_seconds for choice in self.found.plan):  # what it made is there by now
+            self._plan_seconds = timing.seconds
 
     def _refine(self, candidate: Candidate) -> None:
         """Other settings of a winner, while there is room for them."""
@@ -221,6 +240,9 @@ class Search:
 
     def _try_partners(self, idle: list[Candidate]) -> None:
         """Two that did nothing alone may gain together, such as a layout and the precision it was made for."""
+        idle = [
+            candidate for candidate in idle if candidate.technique not in [one.technique for one in self.found.plan]
+        ]
         for number, candidate in enumerate(idle):
             for partner in partners(candidate, idle[number + 1 :]):
                 both = [candidate.choice(), partner.choice()]
@@ -247,7 +269,7 @@ class Search:
                 continue
             for partner in partners(candidate, idle):
                 again = [partner.choice()]
-                timing = self._trial(again, start_up_seconds=candidate.technique.start_up_seconds)
+                timing = self._trial(again)
                 if timing is not None and self._best / timing.level >= self._worth_keeping:
                     self._keep(again, timing)
 
@@ -269,7 +291,8 @@ class Search:
                 self.found.reject(unit, f"worth nothing on top of {' + '.join(map(str, rest))}")
 
     def _has_room_for(self, plan: list[Choice], trials: int = 1, start_up_seconds: float = 0.0) -> bool:
-        return self._until_proof >= trials * self._trial_seconds + start_up_seconds or self._bench.knows(plan)
+        needed = trials * self._plan_seconds + start_up_seconds + self._reserved
+        return self._until_proof >= needed or self._bench.knows(plan)
 
     @property
     def _worth_keeping(self) -> float:
@@ -279,7 +302,7 @@ class Search:
     @property
     def _until_proof(self) -> float:
         """Seconds left before the part of the budget that belongs to parity and to the proof by pairs."""
-        needed = (PARITY_TRIALS + 2 * LOOKS[0]) * self._trial_seconds
+        needed = (PARITY_TRIALS + LOOKS[0]) * self._trial_seconds + LOOKS[0] * self._plan_seconds
         return self._budget - max(CONFIRM_SHARE * self._budget, needed) - self._bench.spent
 
 
