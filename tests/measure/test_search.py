@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -296,3 +297,22 @@ def test_what_was_taken_in_with_a_slow_starter_is_not_tried_once_more() -> None:
     made._screen()
     assert [str(choice) for choice in made.found.plan] == ["slow (mode a)", "layout"]
     assert bench.asked.count(("layout", "slow")) == 1
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_an_end_of_an_epoch_that_takes_too_long_is_not_waited_for_unless_something_needs_it(is_needed: bool) -> None:
+    class LongEnds(Made):
+        def see_past_an_epoch(self, run: Run) -> bool:
+            self.epoch_steps = 10
+            return True
+
+        def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+            timing = super()._measured(plan, label, role)
+            return dataclasses.replace(timing, seconds=30.0 if self.epoch_steps else 1.0)
+
+    class Filling(Fast):
+        fills_in_an_epoch = is_needed
+
+    made = search(LongEnds({(): 1.0}), Filling())
+    assert (made._bench.epoch_steps, made._trial_seconds) == ((10, 30.0) if is_needed else (0, 1.0))
+    assert len(made.found.caveats) == (not is_needed)

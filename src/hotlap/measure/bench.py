@@ -26,6 +26,7 @@ Role = Literal["baseline", "screen", "confirm", "ablation"]
 _DISTURBED = 0.05  # run-queue delay as a share of wall clock times threads
 _MOST_HOSTS = 50
 _PATIENCE = 2.0  # a candidate that trains so many times longer than the script did is stopped where it is
+_STEPS_AT_LEAST = 24
 _EPOCH_ALLOWANCE = 4.0  # a trial may be so many times longer to see past the end of an epoch
 _BY_CHANCE = ("hang", "died of signal", "could not be set up")  # endings that another attempt may not have
 
@@ -70,7 +71,7 @@ class Bench:
         self.known = known or Known()
         self._sources: dict[str, str] = {}  # as the latest trial saw them
         self.measured = self._kept = 0  # trials run, and how many of them are on record
-        self._seconds, self._steps_at_least = trial_seconds, 24
+        self._seconds, self._steps_at_least = trial_seconds, _STEPS_AT_LEAST
         self._crowded: set[str] = set()
         self.epoch_allowance = _EPOCH_ALLOWANCE * trial_seconds  # of training, that a trial may take to see past one
         self.epoch_steps = 0  # of the shortest training epoch, where trials can see past it
@@ -99,11 +100,15 @@ class Bench:
         steps = [-(-ld.length // ld.batch_size) for ld in run.loaders if ld.trains and ld.length and ld.batch_size]
         if not steps or not run.step_seconds:
             return False
-        wanted = min(steps) + 24
+        wanted = min(steps) + _STEPS_AT_LEAST
         if wanted * level(run.step_seconds) > self.epoch_allowance:
             return False
         self._steps_at_least, self.epoch_steps = max(self._steps_at_least, wanted), min(steps)
         return True
+
+    def stay_within_an_epoch(self) -> None:
+        """What comes at its end, tests and checkpoints, takes too long for trials."""
+        self._steps_at_least, self.epoch_steps, self.epoch_allowance = _STEPS_AT_LEAST, 0, 0.0
 
     def begin(self, run: Run, baselines: Sequence[float]) -> None:
         """The baseline is known: what follows is kept, and what is on record can be held against it."""

@@ -65,12 +65,19 @@ class Search:
         """A first trial, cold and short, for the record; then two that count."""
         self._listener.said(f"first the script as it is, {self._bench.longest(BASELINES)}")
         first = self._timed_baseline("the script, a first look")
-        if not any(one.fills_in_an_epoch and self._may_help(one, first.run) for one in self._techniques):
-            affordable = self._budget / TRIALS - first.run.startup_seconds
-            self._bench.epoch_allowance = min(self._bench.epoch_allowance, affordable)
-        if not self._bench.see_past_an_epoch(first.run):
+        affordable = self._budget / TRIALS
+        is_needed = any(one.fills_in_an_epoch and self._may_help(one, first.run) for one in self._techniques)
+        if not is_needed:
+            beside = first.seconds - sum(first.run.step_seconds)
+            self._bench.epoch_allowance = min(self._bench.epoch_allowance, affordable - beside)
+        sees_an_end = self._bench.see_past_an_epoch(first.run)
+        timings = [self._timed_baseline("the script")]
+        if sees_an_end and not is_needed and timings[0].seconds > 2 * affordable:
+            self._bench.stay_within_an_epoch()
+            sees_an_end = False
+        if not sees_an_end:
             self.found.caveats.append(Caveat.NO_EPOCH_END.text())
-        timings = [self._timed_baseline("the script"), self._timed_baseline("the script")]
+        timings.append(self._timed_baseline("the script"))
         last = timings[-1]
         if last.ending == "finished":
             self.found.caveats.append(Caveat.SHORT.text(steps=last.run.steps))
@@ -81,7 +88,7 @@ class Search:
         self.found.before = last.run
         self.found.baselines = [timing.level for timing in timings]
         self._best = statistics.fmean(self.found.baselines)
-        self._trial_seconds = self._plan_seconds = max(timing.seconds for timing in timings)
+        self._trial_seconds = self._plan_seconds = last.seconds
         self._bench.begin(last.run, self.found.baselines)
 
     def _may_help(self, technique: Technique, run: Run) -> bool:
