@@ -46,6 +46,13 @@ def plan_for(script: Path, *entries: Entry) -> None:
     plans.write(str(script), Plan(script.name, "", "", "", "", "", "", 1.5, 1.4, 1.6, list(entries)))
 
 
+def test_of_what_could_not_be_read_nothing_is_claimed(hotlap, tmp_path: Path) -> None:
+    missing = hotlap("check", "missing.py")
+    assert missing.returncode == 2 and missing.stdout == "" and "missing.py does not exist" in missing.stderr
+    (tmp_path / "clean.py").write_text("x = 1\n")
+    assert hotlap("check", "clean.py").stdout == "nothing found\n"
+
+
 def test_checking_loads_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     code = (

@@ -181,7 +181,8 @@ def check(
     found, troubles = spotted(paths, TECHNIQUES, names, others, doubtful, not no_cache, lambda name: _find(name).id)
     findings = [Finding(**asdict(one)) for one in found]
     rules = [(one.id, one.summary) for one in TECHNIQUES if "spot" in one.verbs]
-    sys.stdout.write(rendering.render(findings, format, rules, version=hotlap.__version__))
+    if findings or not troubles or format != "text":  # "nothing found" is not true of what could not be read
+        sys.stdout.write(rendering.render(findings, format, rules, version=hotlap.__version__))
     for trouble in troubles:
         _say(trouble)
     return 2 if troubles else 1 if findings else 0
@@ -231,7 +232,7 @@ def fix(
     for trouble in troubles:
         _say(trouble)
     if not fixed and not troubles:
-        print("nothing to fix" if plan or unsafe else "nothing to fix safely: --unsafe shows what else could be done")
+        print("nothing to fix" if plan or unsafe else "nothing to fix safely: --unsafe --diff shows what else there is")
     return 2 if troubles else 0
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from hotlap.catalogue import find, loader_workers
+from hotlap.catalogue import find
 from hotlap.measure.candidates import Candidate, Skipped, consider
 from hotlap.measure.feeding import feeding
+from hotlap.observe import meters
 from hotlap.observe.bearing import open_handle
 from hotlap.observe.run import FeedFacts, LoaderFacts, Maker, Run
 from hotlap.technique import Choice
@@ -231,7 +232,7 @@ def test_no_more_workers_than_there_is_room_for(apply, monkeypatch: pytest.Monke
 
     apply("loader-workers", {"num_workers": 2, "prefetch_factor": 2})
     for free, number in ((64 << 20, 2), (20 << 20, 1), (8 << 20, 0)):
-        monkeypatch.setattr(loader_workers, "shm_room", lambda free=free: (free, free))
+        monkeypatch.setattr(meters, "shm_room", lambda free=free: (free, free))
         state = torch.get_rng_state()
         assert DataLoader(Heavy(), 4).num_workers == number
         assert torch.equal(state, torch.get_rng_state())

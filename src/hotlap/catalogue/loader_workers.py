@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hotlap.observe.meters import shm_room
-from hotlap.observe.supply import crowding, rates_vary
 from hotlap.parts.worker_room import DEPTH, WorkerRoom, sample_bytes
 from hotlap.source.calls import ABSENT, Call
 from hotlap.source.edits import insert_argument, replace_argument
@@ -121,6 +119,8 @@ class LoaderWorkers(Technique):
 
 def _tries(run: Run, loader: LoaderFacts) -> Sequence[Try] | CannotHelp:
     """Numbers first, then the depth of the queues; the room for both is what the run left."""
+    from hotlap.observe.supply import crowding, rates_vary
+
     has, depth, wait = loader.num_workers, loader.prefetch_factor or DEPTH, run.share("wait")
     crowded = crowding(run)
     kept: Setting = {"replacing": has} if has else {"persistent_workers": True}
@@ -195,6 +195,7 @@ def _that_fit(workers: int, depth: int, chosen: dict[str, Any], method: str) -> 
     """A full /dev/shm kills workers by SIGBUS. Where it is small for so many queues, a sample is weighed first."""
     from hotlap.observe.batches import tensor_sizes
     from hotlap.observe.memory import free_memory
+    from hotlap.observe.meters import shm_room
 
     room = WorkerRoom(shm_room()[1], free_memory())
     if room.workers(workers, depth, _LARGE_BATCH, method) == workers:

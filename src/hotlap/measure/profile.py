@@ -160,10 +160,11 @@ class _Progress:
             return
         self._told_at = time.monotonic()
         with contextlib.suppress(OSError, ValueError), open(os.path.join(self._order.folder, "progress")) as file:
-            count = int(file.read())
+            wanted = self._order.steps
+            count = min(int(file.read()), wanted or sys.maxsize)  # the closer look takes more than were asked for
             if count != self._told:
                 self._told = count
-                self._say(f"{count} of {self._order.steps} steps" if self._order.steps else f"{count} steps")
+                self._say(f"{count} of {wanted} steps" if wanted else f"{count} steps")
 
     def _say(self, words: str) -> None:
         if not self._quiet:

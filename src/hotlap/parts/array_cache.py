@@ -1,10 +1,12 @@
 """`cached_imread`: OpenCV's `cv2.imread` that decodes each file once and then reads it from shared memory.
 
-    from hotlap.parts.array_cache import cached_imread
+    from hotlap.parts.array_cache import cached_imread, hits
 
     class Photos(Dataset):
         def __getitem__(self, index):
             image = cached_imread(self.paths[index], cv2.IMREAD_COLOR)
+
+    print(hits())  # images that were not decoded again
 
 What comes back is a fresh array each time. It shares its pool, and the limit, with `image_cache`."""
 

@@ -1,5 +1,11 @@
 """A module's call, compiled. In modes with CUDA graphs only for the shapes it was first called with, and what comes out
-is the caller's to keep."""
+is the caller's to keep.
+
+    from hotlap.parts.compiled_call import CompiledCall
+
+    call = CompiledCall(mode="reduce-overhead")
+    output = call(model, (inputs,), {})  # instead of model(inputs)
+"""
 
 from __future__ import annotations
 

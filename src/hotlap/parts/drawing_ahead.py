@@ -1,5 +1,7 @@
 """A plain training loop whose next batches are already on their way to the device.
 
+    from hotlap.parts.drawing_ahead import Prefetched
+
     for batch in Prefetched(loader, "cuda"):
         loss = model(batch["x"], batch["y"])
 

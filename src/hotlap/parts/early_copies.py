@@ -1,8 +1,10 @@
 """Copies to the device that are made before they are asked for, and handed out when `to` or `cuda` is called.
 
-    copier = CudaCopier(torch.device("cuda", 0))
-    copy_early(tensors_in(batch), copier)   # in any thread
-    x = batch["x"].to("cuda:0")             # the copy made above; the stream waits for it, the host does not
+    from hotlap.parts.early_copies import copier_for, copy_early, is_plain, tensors_in
+
+    copier = copier_for(torch.device("cuda", 0))
+    copy_early([one for one in tensors_in(batch) if is_plain(one)], copier)  # in any thread
+    x = batch["x"].to("cuda:0")  # the copy made above; the stream waits for it, the host does not
 
 The tensors stay what they are. Until it is moved for the first time, a tensor that has been copied early carries its
 copy in its own `__dict__`, so that both live and die together, and no method of torch's is replaced.

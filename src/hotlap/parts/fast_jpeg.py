@@ -1,10 +1,12 @@
 """`open_jpeg`: PIL's `Image.open` whose JPEG files are decoded by libjpeg-turbo directly; `decode_batch`: many at once.
 
-    from hotlap.parts.fast_jpeg import open_jpeg
+    from hotlap.parts.fast_jpeg import decode_batch, open_jpeg
 
     class Photos(Dataset):
         def __getitem__(self, index):
             image = open_jpeg(self.paths[index]).convert("RGB")
+
+    tensors = decode_batch([path.read_bytes() for path in paths], device="cuda")
 
 The file is opened by Pillow, so everything but the pixels is Pillow's own, and so is every file that is not a plain
 8-bit RGB or grayscale JPEG, and every error: what libjpeg-turbo warns of is decoded again by Pillow. With `scaled=True`

@@ -1,11 +1,14 @@
 """An optimizer that runs torch's fused kernel while its script goes on taking it for a plain one.
 
-    arguments = {"params": model.parameters(), "fused": None, ...}
-    if choose_fused(arguments):                  # sets fused=True where nothing speaks against it
-        disguise = FusedUpdate(AdamW(**arguments))
-    ...
-    disguise.align()                             # before each step
-    disguise.undo()                              # plain again
+    from hotlap.parts.fused_update import FusedUpdate, choose_fused
+
+    arguments = {"params": model.parameters(), "lr": 1e-3, "fused": None}
+    is_fused = choose_fused(arguments)  # sets fused=True where nothing speaks against it
+    optimizer = AdamW(**arguments)
+    if is_fused:
+        update = FusedUpdate(optimizer)
+        update.align()  # before each step
+        update.undo()  # plain again
 
 Checkpoints are written and read as a plain optimizer's."""
 

@@ -1,10 +1,12 @@
 """`cached_open`: PIL's `Image.open` that decodes each file once and then reads it from shared memory.
 
-    from hotlap.parts.image_cache import cached_open
+    from hotlap.parts.image_cache import cached_open, hits
 
     class Photos(Dataset):
         def __getitem__(self, index):
             image = cached_open(self.paths[index]).convert("RGB")
+
+    print(hits())  # images that were not decoded again
 
 What comes back is a fresh image each time, so random transforms and drawing into it are safe. A file that changes on
 disk is decoded again. Import this before loader workers are forked: then they share one copy."""

@@ -1,4 +1,16 @@
-"""Loader workers that live on between epochs, while every epoch comes in the order it would have had without that."""
+"""Loader workers that live on between epochs, while every epoch comes in the order it would have had without that.
+
+    from hotlap.parts.lasting_workers import LastingWorkers
+
+    loader = DataLoader(dataset, shuffle=True, num_workers=8, persistent_workers=True)
+    lasting = LastingWorkers(state_of=lambda dataset: dataset.epoch)
+    lasting.keep(loader)
+    for epoch in range(90):
+        lasting.start(loader)
+        for images, labels in loader:
+            ...
+
+A data set that never changes has a state of 0."""
 
 from __future__ import annotations
 

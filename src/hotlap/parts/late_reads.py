@@ -1,5 +1,7 @@
 """Numbers that are on the device and are read when they are shown, not when they are added up.
 
+    from hotlap.parts.late_reads import read_later, read_now
+
     total = 0.0
     for step, (inputs, labels) in enumerate(loader):
         loss = train(inputs, labels)

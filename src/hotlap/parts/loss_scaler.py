@@ -2,7 +2,17 @@
 
 The loop must only ever see unscaled gradients: clipping, logged norms, accumulation and several optimizers are then
 right by construction. So the scale goes on at the start of a backward and comes off at its end, and a step whose
-gradients are not finite finds none at all, which every torch optimizer skips."""
+gradients are not finite finds none at all, which every torch optimizer skips.
+
+    from hotlap.parts.loss_scaler import LossScaler
+
+    scaler = LossScaler()
+    scaler.own(optimizer)
+    scaler.backward(torch.autograd.backward, loss)  # instead of loss.backward()
+    scaler.before_step(optimizer)
+    optimizer.step()
+    scaler.after_step(optimizer)
+"""
 
 from __future__ import annotations
 

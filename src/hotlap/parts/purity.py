@@ -1,5 +1,10 @@
 """Is a sample always the same? Several detectors in a process of their own, since two equal reads prove little: a flip
-with probability 0.01 passes them, and so does a clock read in whole seconds."""
+with probability 0.01 passes them, and so does a clock read in whole seconds.
+
+    from hotlap.parts.purity import why_impure
+
+    reason = why_impure(dataset, range(8))  # None: they may be kept
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Samples that stay in memory once they have been loaded: one row each, gathered into batches by index.
 
+    from hotlap.parts.resident import Resident, Room, reader
+
     store = Resident(len(dataset), reader(dataset), Room(4 << 30))
     batch = store.batch([3, 1, 4])    # what a DataLoader with default collation would give; loads what is not kept yet
     store.keep([1, 5], batch)         # takes down the rows of a batch that somebody else made

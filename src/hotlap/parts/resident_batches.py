@@ -1,5 +1,7 @@
 """The batches of a DataLoader out of the device's own memory, for a training loop written by hand:
 
+    from hotlap.parts.resident_batches import ResidentBatches
+
     loader = DataLoader(dataset, batch_size=512, shuffle=True, num_workers=8)
     batches = ResidentBatches(loader, "cuda")
     for epoch in range(90):

@@ -1,4 +1,13 @@
-"""A pool of bytes in memory that a process shares with its workers: one copy for all, bounded, and it evicts."""
+"""A pool of bytes in memory that a process shares with its workers: one copy for all, bounded, and it evicts.
+
+    from hotlap.parts.shared_pool import SharedPool
+
+    pool = SharedPool(4 << 30)
+    content = pool.get(key)
+    if content is None:
+        pool.put(key, made(key))
+
+Keys and values are bytes. Make it before the workers are forked, or hand it to those that are spawned."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What a folder lies on, how fast it reads, and `staged`: a copy of it on faster storage, for as long as it is needed.
 
-    from hotlap.parts.storage import staged
+    from hotlap.parts.storage import staged, storage_of
 
+    print(storage_of(Path("/mnt/photos")).words)
     with staged("/mnt/photos", limit_bytes=20 << 30) as folder:
         train(ImageFolder(folder))
 
