@@ -89,7 +89,9 @@ def kept(report: TuneReport) -> str:
         return ", ".join(_named(one.technique, one.setting) for one in report.kept)
     alone = [one for one in report.rejected if ", together with " not in one.reason]
     tried = [f"{one.technique} {_figure(one.reason)}" for one in alone]
-    return f"nothing; tried {', '.join(tried)}" if tried else "nothing; nothing was worth a trial"
+    if tried:
+        return f"nothing; tried {', '.join(tried)}"
+    return "nothing; no trial fitted into the budget" if report.cut_short else "nothing; nothing was worth a trial"
 
 
 def machine(hardware: str) -> str:

@@ -56,7 +56,7 @@ def test_public_scripts_go_by_the_name_of_their_record(root: Path) -> None:
     assert results.main(root) == 0
     names = {row[0].removeprefix("| "): row[3:5] for row in rows(root)}
     assert names["pytorch-cifar: `main.py`"][0].startswith("6.1x")
-    assert names["mingpt: `examples/chars.py`"] == ["not decided", "nothing; nothing was worth a trial"]
+    assert names["mingpt: `examples/chars.py`"] == ["not decided", "nothing; no trial fitted into the budget"]
 
 
 def test_a_stale_table_is_red(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
