@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageDraw, ImageFile, ImageOps
 
 from hotlap.parts import file_pool, image_cache
 from hotlap.parts.image_cache import cached_open
@@ -243,7 +243,7 @@ def kept_bytes(path: Path, limit: int, files: int, hold: str = "auto") -> int:
 
 def test_files_are_kept_where_their_pixels_would_not_fit(tmp_path: Path) -> None:
     path = saved(tmp_path, "RGB.jpg")
-    encoded, decoded = path.stat().st_size, 201 * 135 * 3
+    encoded, decoded = path.stat().st_size, 201 * 135 * 4
     assert encoded < decoded / 4
     assert kept_bytes(path, 10 * decoded, files=9) > decoded
     assert kept_bytes(path, 10 * decoded, files=20) < encoded + 4200
@@ -268,3 +268,45 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> Non
     cached_open(path, original=opened_late)
     assert image_cache.used_bytes() == 0
     assert cached_open(path).mode == "L"
+
+
+CHANGES = {
+    "pixel access": lambda image: image.load().__setitem__((3, 4), image.getpixel((7, 8))),
+    "putpixel": lambda image: image.putpixel((3, 4), image.getpixel((7, 8))),
+    "paste": lambda image: image.paste(image.crop((0, 0, 9, 9)), (20, 20)),
+    "draw": lambda image: ImageDraw.Draw(image).line((0, 0, 50, 50), width=3),
+    "thumbnail": lambda image: image.thumbnail((40, 40)),
+    "putdata": lambda image: image.putdata(list(image.crop((0, 0, 3, 3)).getdata())),
+    "putalpha": lambda image: image.putalpha(9),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("name", ["RGB.jpg", "L.jpg", "RGBA.png"])
+def test_whoever_changes_an_image_changes_that_one_only(tmp_path: Path, name: str, change) -> None:
+    """Also where several look at the same pixels: the one opened, what it was converted to, and one opened later."""
+    path = saved(tmp_path, name)
+    for _ in range(2):
+        ours, theirs = cached_open(path), Image.open(path)
+        for pair in ((ours, theirs), (ours.convert(ours.mode), theirs.convert(theirs.mode)), (ours, theirs)):
+            later = cached_open(path)
+            for image in pair:
+                change(image)
+            assert pair[0].tobytes() == pair[1].tobytes() and pair[0].mode == pair[1].mode
+            assert later.tobytes() == Image.open(path).tobytes()
+
+
+def test_an_image_stays_as_it_is_while_others_are_opened(tmp_path: Path) -> None:
+    """Memory is used again only once nobody looks at it."""
+    paths = [saved(tmp_path, name) for name in ("RGB.jpg", "RGB.png", "RGBA.png")]
+    plain = [Image.open(path).convert("RGB") for path in paths]
+    for path in paths:
+        cached_open(path).load()
+    held = [cached_open(paths[number % 3]).convert("RGB") for number in range(30)]
+    arrays = [numpy.asarray(cached_open(path)) for path in paths]
+    for _ in range(30):
+        cached_open(paths[0]).load()
+    assert all(image == plain[number % 3] and plain[number % 3] == image for number, image in enumerate(held))
+    assert held[0] != held[1] and held[0] != "something else"
+    assert all((array == numpy.asarray(Image.open(path))).all() for array, path in zip(arrays, paths, strict=True))
+    assert type(pickle.loads(pickle.dumps(held[0]))) is Image.Image and copy.deepcopy(held[0]) == plain[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from typing import Any
 
@@ -13,6 +14,7 @@ from hotlap.parts.shared_pool import SharedPool
 
 _HOLDS = ("decoded", "encoded", "auto")
 _ENOUGH = 64  # images whose sizes are looked at
+_BUFFERS = 8
 _pool: SharedPool | None = None
 _hold = "auto"
 _files = 0
@@ -83,14 +85,24 @@ def key(file: Any, about: str = "") -> bytes | None:
 
 
 def kept(key: bytes) -> tuple[memoryview, memoryview] | None:
-    """Head and body of what a reader kept, until the next question. Without a head the body is the file itself."""
-    if not hasattr(_scratch, "bytes"):
-        _scratch.bytes = bytearray()
-    found = _pool.get(key, _scratch.bytes) if _pool is not None else None
+    """Head and body of what a reader kept, the caller's own. Without a head the body is the file itself."""
+    found = _pool.get(key, _buffer()) if _pool is not None else None
     if found is None:
         return None
     cut = 4 + int.from_bytes(found[:4], "little")
     return found[4:cut], found[cut:]
+
+
+def _buffer() -> bytearray:
+    """Memory that nobody looks at any more: to get fresh one for every image costs more than to fill it."""
+    buffers: list[bytearray] = vars(_scratch).setdefault("buffers", [])
+    for number in range(len(buffers)):
+        if sys.getrefcount(buffers[number]) == 2:  # the list, and the question itself
+            return buffers[number]
+    if len(buffers) < _BUFFERS:
+        buffers.append(bytearray())
+        return buffers[-1]
+    return bytearray()
 
 
 def keep(key: bytes, head: bytes, body: bytes) -> None:
