@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from hotlap.catalogue import find
+from hotlap.observe.run import OptimizerFacts, Run
 from hotlap.source.module import Source
 
 KINDS = [
@@ -299,6 +301,67 @@ def test_undone_in_the_middle_of_the_training(apply) -> None:
     train(plain, theirs, seed=2), train(model, ours, seed=2)
     assert close(plain, model)
     assert shape_of(ours.state_dict()) == shape_of(theirs.state_dict())
+
+
+@pytest.mark.parametrize("said", [None, False])
+@pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.Adam])
+def test_tensors_in_batches(apply, kind, said) -> None:
+    """The kind `foreach`: for the script it is as it said, in checkpoints too, and loading one does not end it."""
+    plain, model = network(), network()
+    theirs = kind(plain.parameters(), lr=0.01, foreach=said)
+    patch = apply("fused-optimizer", {"kind": "foreach"})
+    ours = kind(model.parameters(), lr=0.01, foreach=said)
+    assert ours.param_groups[0]["foreach"] is True and not ours.param_groups[0].get("fused")
+    train(plain, theirs), train(model, ours)
+    assert close(plain, model) and shape_of(ours.state_dict()) == shape_of(theirs.state_dict())
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    assert ours.param_groups[0]["foreach"] is True
+    patch.undo()
+    assert ours.param_groups[0]["foreach"] is said and ours.defaults == theirs.defaults
+    train(plain, theirs, seed=2), train(model, ours, seed=2)
+    assert close(plain, model)
+
+
+FACTS = OptimizerFacts("torch.optim.adamw.AdamW", False, None, False, False, 4, 99, ("cuda",), ("float32",), False)
+RMSPROP = replace(FACTS, kind="torch.optim.rmsprop.RMSprop")
+
+
+@pytest.mark.parametrize(
+    ("device", "facts", "expected"),
+    [
+        ("cuda", FACTS, ["fused", "captured"]),
+        ("cpu", FACTS, ["fused"]),
+        ("cuda", replace(FACTS, fused=True), ["captured"]),
+        ("cuda", replace(FACTS, foreach=False), ["fused", "captured", "foreach"]),
+        ("cuda", RMSPROP, ["captured"]),
+        ("cpu", RMSPROP, ["foreach"]),
+        ("cuda", replace(FACTS, kind="torch.optim.adagrad.Adagrad"), ["fused"]),
+        ("cpu", replace(FACTS, fused=True), "in use"),
+        ("cuda", replace(FACTS, sparse=True), "sparse"),
+        ("cuda", replace(FACTS, kind="torch.optim.lbfgs.LBFGS"), "can be recorded"),
+        ("cuda", replace(RMSPROP, kind="mylib.RMSprop"), "can be recorded"),
+    ],
+)
+def test_what_is_worth_trying(device: str, facts: OptimizerFacts, expected) -> None:
+    tries = find("fused-optimizer").settings(Run(torch="2.11", device=device, optimizers=[facts]))
+    if isinstance(expected, str):
+        assert expected in tries.reason
+    else:
+        assert [one.setting["kind"] for one in tries] == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (FACTS, False),
+        (replace(FACTS, fused=True), True),
+        (replace(FACTS, captured=True), True),
+        (RMSPROP, None),
+        (replace(RMSPROP, captured=True), True),
+    ],
+)
+def test_what_is_seen(facts: OptimizerFacts, expected) -> None:
+    assert find("fused-optimizer").seen(Run(torch="2.11", device="cuda", optimizers=[facts])) is expected
 
 
 HAND = "import torch\nfor x in data:\n    loss(x).backward()\n    for p in model.parameters():\n        {}\n"

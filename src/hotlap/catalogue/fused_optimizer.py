@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotlap.source.calls import ABSENT, Call
-from hotlap.source.edits import insert_argument
-from hotlap.source.names import spelling
+from hotlap.source.edits import add_import, insert_argument, replace_node
 from hotlap.source.transfers import uses_device
+from hotlap.source.updates import batched, updates_by_hand
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ OPTIMIZERS = {
     "torch.optim.SGD": None,
     "torch.optim.Adagrad": 6,
 }
+RECORDED = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")
 
 
 class FusedOptimizer(Technique):
@@ -43,12 +44,23 @@ class FusedOptimizer(Technique):
     little to save. Only Adam, AdamW, SGD and Adagrad have such a kernel. It refuses sparse gradients, complex or
     integer parameters, `differentiable=True` and `foreach=True`; that is why the fix is marked unsafe: it cannot be
     read from source that none of these will come. An update written by hand, one parameter after the other, is
-    reported without a fix: which optimizer it is, its author knows best.
+    rewritten as one call over all parameters where the loop does nothing else and its factor is surely a number;
+    scaled gradients then all exist at once. Other loops are reported without a fix.
+
+    The kind `foreach` is for optimizers that torch updates tensor by tensor: on the CPU, or where the script says
+    `foreach=False`. The kind `captured` records the whole `optimizer.step()` as one CUDA graph and replays it with a
+    single launch, also for optimizers without a fused kernel. A graph works on fixed addresses: it is replayed only
+    while weights, gradients and settings are where and what they were, and any other step runs as it is. Gradients
+    that backward allocates anew need not come back to the same place.
+    What never comes back is given up after 32 updates, with the reason. Closures, sparse or complex gradients,
+    `differentiable=True`, and optimizers that decide on the host (Adagrad, LBFGS) are not recorded; SGD without its
+    fused kernel takes its learning rate from the host, so there a graph serves one value of it.
 
     ## What changes numerically
     The same formula with other rounding: operations are combined in one expression, where the default rounds to memory
-    between them. Checkpoints load in both directions, but loading one that was saved without `fused` brings its
-    options back, this one too: the update then silently runs unfused again.
+    between them. A recorded update also takes its learning rate and counts in float32 on the device. Checkpoints load
+    in both directions. Where `fused=True` is written in source, loading one that was saved without it brings the old
+    options back: the update then silently runs unfused again. An update by hand becomes the same operations.
 
     ## Claims
     The tip lists promise about 5 % from Apex's fused optimizers. Apex is not needed for this: torch has fused kernels
@@ -59,6 +71,8 @@ class FusedOptimizer(Technique):
     family = Family.UPDATE
     aliases = ("fused", "foreach", "FusedAdam", "apex", "apex.optimizers")
     traits = frozenset({"fused update"})
+    adjustable = True  # a fused update can still be recorded
+    default: ClassVar[Setting] = {"kind": "fused"}
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT
@@ -75,47 +89,106 @@ class FusedOptimizer(Technique):
                 name = call.name.rpartition(".")[2]
                 message = f"{name} updates in many small kernels; fused=True needs one"
                 yield source.site(call.node, message, "unsafe", doubtful=is_on_host)
-        for loop in _updates_by_hand(source):
-            message = "updates parameter by parameter; torch.optim.SGD(..., fused=True) needs one kernel"
-            yield source.site(loop, message, doubtful=is_on_host)
+        for loop in updates_by_hand(source):
+            can_fix = batched(source, loop) is not None
+            instead = "one call does it for all" if can_fix else "torch.optim.SGD(..., fused=True) needs one kernel"
+            message = f"updates parameter by parameter; {instead}"
+            yield source.site(loop, message, "unsafe" if can_fix else None, doubtful=is_on_host)
 
     def seen(self, run: Run) -> bool | None:
-        able = [optimizer.fused for optimizer in run.optimizers if _has_kernel(optimizer)]
-        return all(able) if able else None
+        able = [optimizer for optimizer in run.optimizers if _has_kernel(optimizer)]
+        replayed = [optimizer for optimizer in run.optimizers if optimizer.captured]
+        return all(one.fused or one.captured for one in able) if able else bool(replayed) or None
 
     def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
-        able = [optimizer for optimizer in run.optimizers if _has_kernel(optimizer)]
-        if not able:
-            return CannotHelp("only Adam, AdamW, SGD and Adagrad have a fused kernel")
-        if any(o.sparse or o.differentiable or o.foreach for o in able):
-            return CannotHelp("sparse gradients, differentiable=True or foreach=True rule the fused kernel out")
-        return [Try({}, run.share("update"))]
+        ways = {"fused": _fused(run), "captured": _captured(run)}
+        kinds = [kind for kind, reason in ways.items() if not reason]
+        kinds += ["foreach"] if any(_runs_tensor_by_tensor(run, one) for one in run.optimizers) else []
+        return [Try({"kind": kind}, run.share("update")) for kind in kinds] or CannotHelp("; ".join(ways.values()))
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        from hotlap.parts.fused_update import FusedUpdate, choose_fused
+        from hotlap.parts.captured_update import CapturedUpdate
+        from hotlap.parts.fused_update import FusedUpdate, choose
 
-        fused: weakref.WeakKeyDictionary[Any, FusedUpdate] = weakref.WeakKeyDictionary()
+        kind = setting.get("kind", "fused")
+        form = "foreach" if kind == "foreach" else "fused"
+        chosen: weakref.WeakKeyDictionary[Any, FusedUpdate] = weakref.WeakKeyDictionary()
+        captured: weakref.WeakKeyDictionary[Any, CapturedUpdate] = weakref.WeakKeyDictionary()
 
         def built(proceed: Any, optimizer: Any, bound: Any) -> None:
-            is_fused = choose_fused(bound.arguments)
+            said = bound.arguments.get(form)
+            is_chosen = choose(bound.arguments, form)
             proceed(optimizer, bound)
-            if is_fused:
-                fused[optimizer] = FusedUpdate(optimizer)
-                patch.on_undo(fused[optimizer].undo)
+            if is_chosen:
+                chosen[optimizer] = FusedUpdate(optimizer, form, said)
+                patch.on_undo(chosen[optimizer].undo)
+            if kind == "captured":
+                captured[optimizer] = CapturedUpdate(optimizer)
+                patch.on_undo(captured[optimizer].undo)
 
         def updating(optimizer: Any) -> None:
-            if optimizer in fused:
-                fused[optimizer].align()
+            if optimizer in chosen:
+                chosen[optimizer].align()
+
+        def update(proceed: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            own = captured.get(optimizer)
+            if own is None:
+                return proceed(optimizer, *args, **kwargs)
+            has_closure = any(one is not None for one in (*args, *kwargs.values()))
+            out = own.step(lambda: proceed(optimizer, *args, **kwargs), has_closure)
+            if own.refused and all(one.refused for one in captured.values()):
+                patch.withdraw(own.refused)
+            return out
 
         patch.at(patch.joints.optimizer_built, built)
         patch.at(patch.joints.weights_updating, updating)
+        if kind == "captured":
+            patch.at(patch.joints.update_called, update)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
-        return insert_argument(_call_at(site), "fused=True")
+        if isinstance(site.node, ast.For):
+            once = batched(site.source, site.node)
+            assert once is not None, "only what can be written otherwise is marked with a fix"
+            return [*replace_node(site.source, site.node, once), *add_import(site.source, "import torch")]
+        return insert_argument(_call_at(site), "foreach=True" if setting.get("kind") == "foreach" else "fused=True")
 
 
 def _has_kernel(optimizer: OptimizerFacts) -> bool:
     return optimizer.kind.startswith("torch.optim.") and f"torch.optim.{optimizer.kind.split('.')[-1]}" in OPTIMIZERS
+
+
+def _fused(run: Run) -> str:
+    """Why the fused kernel cannot help; "" where it can."""
+    able = [optimizer for optimizer in run.optimizers if _has_kernel(optimizer)]
+    if not able:
+        return "only Adam, AdamW, SGD and Adagrad have a fused kernel"
+    if any(o.sparse or o.differentiable or o.foreach for o in able):
+        return "sparse gradients, differentiable=True or foreach=True rule the fused kernel out"
+    return "the fused kernel is in use" if all(o.fused for o in able) else ""
+
+
+def _runs_tensor_by_tensor(run: Run, optimizer: OptimizerFacts) -> bool:
+    """Where batching the tensors is left to gain: on a GPU torch does so unless it is told not to."""
+    if optimizer.fused or optimizer.foreach or optimizer.sparse or optimizer.differentiable:
+        return False
+    is_told = optimizer.foreach is False
+    return _is_recorded(optimizer) and (is_told or (run.device == "cpu" and not _has_kernel(optimizer)))
+
+
+def _is_recorded(optimizer: OptimizerFacts) -> bool:
+    return optimizer.kind.startswith("torch.optim.") and optimizer.kind.split(".")[-1] in RECORDED
+
+
+def _captured(run: Run) -> str:
+    """Why no recording can help; "" where one can."""
+    if run.device != "cuda":
+        return "recording an update as a CUDA graph needs one on a GPU"
+    able = [optimizer for optimizer in run.optimizers if _is_recorded(optimizer)]
+    if not able:
+        return "only " + ", ".join(RECORDED) + " can be recorded"
+    if all(o.sparse or o.differentiable or o.capturable or o.closure for o in able):
+        return "sparse gradients, closures, differentiable=True or capturable=True rule recording out"
+    return ""
 
 
 def _chooses_no_foreach(call: Call) -> bool:
@@ -130,28 +203,6 @@ def _stays_on_host(source: Source) -> bool:
     called = (source.name_of(call.func) or "" for call in source.names.call_nodes)
     layers = (name for name in called if name.startswith("torch.nn.") and not name.endswith("Loss"))
     return any(name.rpartition(".")[2][:1].isupper() for name in layers)
-
-
-def _updates_by_hand(source: Source) -> Iterator[ast.For]:
-    """`for p in model.parameters(): p.data.add_(p.grad, alpha=-lr)`, in all the ways that is written."""
-    for call in source.method_calls("parameters"):
-        loop = source.parent(call)
-        name = loop.target.id if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) else None
-        if isinstance(loop, ast.For) and name and any(_moves_weight(node, name) for node in ast.walk(loop)):
-            yield loop
-
-
-def _moves_weight(node: ast.AST, name: str) -> bool:
-    """Whether a node changes the parameter, or its `data`, by something with its gradient in it."""
-    weight, given = None, []
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("add_", "sub_"):
-        weight, given = node.func.value, [*node.args, *(one.value for one in node.keywords)]
-    elif isinstance(node, ast.AugAssign):
-        weight, given = node.target, [node.value]
-    elif isinstance(node, ast.Assign):
-        weight, given = node.targets[0], [node.value]
-    used = {spelling(one) for part in given for one in ast.walk(part)}
-    return weight is not None and spelling(weight) in (name, f"{name}.data") and f"{name}.grad" in used
 
 
 def _call_at(site: Site) -> Call:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hotlap.source.bodies import in_brackets, remove_statement
 from hotlap.source.edits import Edit, replace_node
 from hotlap.source.names import spelling
-from hotlap.technique import Family, Parity, Setting, Technique
+from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
+    from hotlap.observe.patch import Patch
     from hotlap.observe.run import Run
     from hotlap.source.calls import Call
     from hotlap.source.module import Site, Source
@@ -33,7 +35,9 @@ class NoDataParallel(Technique):
     On one device the cost is small unless the step is. On several, leaving it out means using one of them: the faster
     way there is `DistributedDataParallel`, one process a device. The wrapper also puts `module.` before every key of a
     checkpoint; files written or read elsewhere depend on that. So it is rewritten only where one device is named and
-    the file neither saves nor loads, and even then the fix is marked unsafe; everywhere else it is reported.
+    the file neither saves nor loads, and even then the fix is marked unsafe; everywhere else it is reported. While a
+    script runs the wrapper stays, keys and all, and only its call goes straight to the module, where it has one device
+    and its inputs are already there.
 
     ## What changes numerically
     Nothing on one device. On several, batch norm sees the whole batch instead of each device's part.
@@ -44,6 +48,7 @@ class NoDataParallel(Technique):
     """
 
     family = Family.COMPUTE
+    needs = Needs(device="cuda")
     aliases = ("DataParallel", "dp", "nn.DataParallel")
 
     def parity(self, run: Run | None) -> Parity:
@@ -54,6 +59,29 @@ class NoDataParallel(Technique):
             can_fix = call.name in WRAPPERS and _names_one_device(call) and not source.mentions(*KEYS)
             message = "DataParallel copies the model in every step; DistributedDataParallel, or on one device nothing"
             yield source.site(call.node, message, "unsafe" if can_fix else None)
+
+    def seen(self, run: Run) -> bool | None:
+        return not any(root.devices for root in run.roots) if run.roots else None
+
+    def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
+        devices = max((root.devices for root in run.roots), default=0)
+        if devices > 1:
+            return CannotHelp("on several devices DistributedDataParallel is the faster way, one process a device")
+        return [Try({}, run.share("forward"))] if devices else CannotHelp("no model is wrapped in DataParallel")
+
+    def apply(self, patch: Patch, setting: Setting) -> None:
+        from torch.nn import DataParallel
+
+        original = DataParallel.forward
+
+        @functools.wraps(original)
+        def forward(wrapper: Any, *inputs: Any, **kwargs: Any) -> Any:
+            if len(wrapper.device_ids) == 1 and _lies_on(wrapper.src_device_obj, (inputs, kwargs)):
+                return wrapper.module(*inputs, **kwargs)
+            return original(wrapper, *inputs, **kwargs)
+
+        forward.__hotlap__ = True  # type: ignore[attr-defined]
+        patch.set(DataParallel, "forward", forward)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         assert isinstance(site.node, ast.Call)
@@ -67,3 +95,15 @@ def _names_one_device(call: Call) -> bool:
     devices = call.setting("device_ids", 1)
     is_one = isinstance(devices, ast.List | ast.Tuple) and len(devices.elts) == 1
     return is_one and bool(call.node.args) and not any(isinstance(one, ast.Starred) for one in call.node.args)
+
+
+def _lies_on(device: Any, given: Any) -> bool:
+    """Whether scattering would hand on just what is given: all tensors are on the device, and have a dimension to be
+    split, without which torch raises."""
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        return given.device == device and given.dim() > 0
+    if isinstance(given, dict):
+        return all(_lies_on(device, one) for one in given.values())
+    return not isinstance(given, list | tuple) or all(_lies_on(device, one) for one in given)

@@ -119,6 +119,7 @@ def optimizer_facts(optimizer: Any) -> OptimizerFacts:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     groups = optimizer.param_groups
     kind = type(optimizer)
+    captured = sys.modules.get("hotlap.parts.captured_update")
     return OptimizerFacts(
         kind=f"{kind.__module__}.{kind.__qualname__}",
         fused=bool(groups) and all(group.get("fused") for group in groups),
@@ -130,6 +131,7 @@ def optimizer_facts(optimizer: Any) -> OptimizerFacts:
         devices=tuple(sorted({p.device.type for p in parameters})),
         dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         sparse=any(p.grad is not None and p.grad.is_sparse for p in parameters),
+        captured=captured is not None and captured.replayed(optimizer),
     )
 
 
@@ -159,4 +161,13 @@ def root_facts(root: Any, roots: RootFinder) -> RootFacts:
         autocast=seen.autocast,
         compiled=seen.is_compiled or seen.has_graphs,
         stands_aside=roots.stands_aside(root),
+        devices=_devices(root),
     )
+
+
+def _devices(root: Any) -> int:
+    """Over how many devices DataParallel spreads its calls. With one, the call may have been made direct."""
+    from torch.nn import DataParallel
+
+    count = len(root.device_ids) if isinstance(root, DataParallel) else 0
+    return 0 if count == 1 and getattr(type(root).forward, "__hotlap__", False) else count

@@ -10,6 +10,7 @@
         out = model.forward(batch)      #   where the script calls a method: method_called(root, args, kwargs) -> out
         loss.backward()                 # loss_known(tensors, *rest)
         optimizer.step()                # weights_updating(optimizer), weights_updated(optimizer)
+                                        #   between them, in torch's own classes: update_called(optimizer, *rest)
         total += loss.item()            # host_waited(name, *rest) -> value
         out[out > 0]                    # mask_waited(name, *rest) -> value
     torch.compile(model)                # compile_called()
@@ -98,6 +99,7 @@ class Joints:
         self.loss_known = Around(self._at_backward, self)
         self.weights_updating = Notice(self._at_step_start, self)
         self.weights_updated = Notice(self._at_step_end, self)
+        self.update_called = Around(self._at_step, self)
         self.method_called = Around(self._at_methods, self)
         self.batch_moved = Around(lambda patch: self._at_tensor_methods(patch, MOVES, self.batch_moved), self)
         self.host_waited = Around(self._at_waits, self)
@@ -221,6 +223,19 @@ class Joints:
 
         patch.hold(register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.weights_updated(optimizer)))
 
+    def _at_step(self, patch: Patch) -> None:
+        """Inside torch's own wrapper of `step`, so that hooks run as ever; replaced on a class when an optimizer of it
+        has been built, since torch puts its wrapper there only then."""
+
+        def built(proceed: Any, optimizer: Any, bound: Any) -> None:
+            proceed(optimizer, bound)
+            kinds = (kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch.optim."))
+            owner: Any = next((kind for kind in kinds if "step" in vars(kind)), None)
+            if owner is not None and not getattr(owner.step, "__hotlap__", False):
+                patch.set(owner, "step", _stepping(owner.step, self.update_called))
+
+        patch.at(self.optimizer_built, built)
+
     def _at_tensor_methods(self, patch: Patch, names: tuple[str, ...], joint: Around) -> None:
         """For a profile only: inductor cannot live with replaced tensor methods, so this goes when one compiles."""
         import torch
@@ -298,6 +313,25 @@ def _building(original: Any, joint: Around) -> Any:
             _under_construction.discard(id(self))
 
     return __init__
+
+
+def _stepping(original: Any, joint: Around) -> Any:
+    import torch
+
+    is_hooked = getattr(original, "hooked", False)
+    update, through = original.__wrapped__ if is_hooked else original, joint.through
+
+    @functools.wraps(update)
+    def call(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # the script compiles its update: nothing of ours is to be traced
+            return update(optimizer, *args, **kwargs)
+        return through(update, optimizer, *args, **kwargs)
+
+    step: Any = torch.optim.Optimizer.profile_hook_step(call) if is_hooked else call
+    if is_hooked:
+        step.hooked = True  # torch's own mark, without which it would wrap once more
+    step.__hotlap__ = True
+    return step
 
 
 def _telling(original: Any, notice: Callable[[], object]) -> Any:

@@ -59,6 +59,7 @@ class OptimizerFacts:
     sparse: bool
     updates: int = 0
     closure: bool = False
+    captured: bool = False  # its updates are replayed from a recording
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class RootFacts:
     autocast: str | None  # the dtype autocast had when it, or a module inside it, was called
     compiled: bool
     stands_aside: str | None  # why its calls cannot be wrapped
+    devices: int = 0  # over how many a wrapper spreads each of its calls; 0 = no such wrapper
     calls: int = 0
 
 

@@ -1,9 +1,9 @@
-"""An optimizer that runs torch's fused kernel while its script goes on taking it for a plain one.
+"""An optimizer that runs torch's fused or foreach kernels while its script goes on taking it for a plain one.
 
-    from hotlap.parts.fused_update import FusedUpdate, choose_fused
+    from hotlap.parts.fused_update import FusedUpdate, choose
 
     arguments = {"params": model.parameters(), "lr": 1e-3, "fused": None}
-    is_fused = choose_fused(arguments)  # sets fused=True where nothing speaks against it
+    is_fused = choose(arguments, "fused")  # sets fused=True where nothing speaks against it
     optimizer = AdamW(**arguments)
     if is_fused:
         update = FusedUpdate(optimizer)
@@ -24,29 +24,30 @@ _DECIDING = ("fused", "foreach", "differentiable", "capturable")  # the script h
 _YOUNG = 8  # updates after building or loading in which a layout may still change
 
 
-def choose_fused(arguments: dict[str, Any]) -> bool:
-    """Turn an optimizer's constructor arguments into those of a fused one; False, and nothing changed, where the
-    kernel would not take them or the script has chosen otherwise."""
+def choose(arguments: dict[str, Any], form: str) -> bool:
+    """Turn an optimizer's constructor arguments into those of a "fused" or "foreach" one; False, and nothing changed,
+    where its kernels would not take them or the script has chosen otherwise."""
     undecided = not any(arguments.get(name) for name in _DECIDING)
-    if "fused" not in arguments or not undecided or arguments["fused"] is False:
+    if form not in arguments or not undecided or (form == "fused" and arguments["fused"] is False):
         return False
     if not _is_several(arguments["params"]):
         return False
     arguments["params"] = [_listed(entry) if isinstance(entry, dict) else entry for entry in arguments["params"]]
     if not all(map(_fits, arguments["params"])):
         return False
-    arguments["fused"] = True
+    arguments[form] = True
     return True
 
 
 class FusedUpdate:
-    """Keeps the kernel out of the script's sight, and the kernel's inputs in the layout it silently assumes."""
+    """Keeps the choice out of the script's sight, which takes `form` for what it `said`, and the fused kernel's inputs
+    in the layout it silently assumes."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = weakref.ref(optimizer)
+    def __init__(self, optimizer: torch.optim.Optimizer, form: str = "fused", said: bool | None = None) -> None:
+        self._optimizer, self._form, self._said = weakref.ref(optimizer), form, said
         self._young = _YOUNG
         self._hooks = [
-            optimizer.register_state_dict_post_hook(_plain_state),
+            optimizer.register_state_dict_post_hook(self._saving),
             optimizer.register_load_state_dict_pre_hook(self._loading),
         ]
 
@@ -54,7 +55,7 @@ class FusedUpdate:
         """The kernel pairs weight, gradient and state by their place in memory and does not look at strides: a
         gradient set by hand, or a state saved in another layout, would be applied to the wrong weights."""
         optimizer = self._optimizer()
-        if optimizer is None:
+        if optimizer is None or self._form != "fused":
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         for p in parameters:
@@ -72,7 +73,9 @@ class FusedUpdate:
         for hook in self._hooks:
             hook.remove()
         for settings in (optimizer.defaults, *optimizer.param_groups):
-            settings["fused"] = None
+            settings[self._form] = self._said
+        if self._form != "fused":
+            return
         vars(optimizer).pop("_step_supports_amp_scaling", None)
         for entry in optimizer.state.values():
             if hasattr(entry.get("step"), "cpu"):
@@ -81,17 +84,18 @@ class FusedUpdate:
     def _loading(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
         """Loading a plain checkpoint would silently switch the kernel off."""
         self._young = _YOUNG
-        return {**state, "param_groups": [{**group, "fused": True} for group in state["param_groups"]]}
+        return {**state, "param_groups": [{**group, self._form: True} for group in state["param_groups"]]}
 
-
-def _plain_state(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint as the script's own optimizer would have written it."""
-    groups = [{**group, "fused": None} for group in state["param_groups"]]
-    kept = {
-        key: {name: v.cpu() if name == "step" and hasattr(v, "cpu") else v for name, v in entry.items()}
-        for key, entry in state["state"].items()
-    }
-    return {**state, "param_groups": groups, "state": kept}
+    def _saving(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint as the script's own optimizer would have written it."""
+        groups = [{**group, self._form: self._said} for group in state["param_groups"]]
+        if self._form != "fused":
+            return {**state, "param_groups": groups}
+        kept = {
+            key: {name: v.cpu() if name == "step" and hasattr(v, "cpu") else v for name, v in entry.items()}
+            for key, entry in state["state"].items()
+        }
+        return {**state, "param_groups": groups, "state": kept}
 
 
 def _align_state(parameter: torch.Tensor, state: dict[str, Any]) -> None:

@@ -13,6 +13,20 @@ def make_data():
     return TensorDataset(inputs, labels)
 
 
+def polish(model, loader, device):
+    """A few plain steps at the end, written by hand."""
+    lr = 1e-3
+    for inputs, labels in loader:
+        model.zero_grad()
+        F.cross_entropy(model(inputs.to(device)), labels.to(device)).backward()
+        for p in model.parameters():
+            if p.grad is not None:
+                p.data.add_(p.grad, alpha=-lr)
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= lr * p.grad
+
+
 def main():
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -39,6 +53,7 @@ def main():
             optimizer.step()
             total += loss.item()
         print(f"epoch {epoch}: loss {total / len(loader):.4f}")
+    polish(model, loader, device)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,298 @@
+"""An optimizer's whole update, recorded once as a CUDA graph and replayed with a single launch.
+
+    from hotlap.parts.captured_update import CapturedUpdate
+
+    captured = CapturedUpdate(optimizer)
+    captured.step(optimizer.step)  # in place of the update; plain until gradients keep their places
+    captured.undo()  # plain again
+
+A graph reads and writes fixed addresses, so it is replayed only where weights, gradients, state and settings are those
+it was recorded with; in any other step the update runs as it is. Learning rates stay plain numbers for the script: the
+graph reads a copy of them on the device. Checkpoints are written and read as a plain optimizer's."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotlap.parts.graph_recorder import GraphRecorder, Recorder
+
+_STEADY = 3  # updates with everything in the same places before one is recorded
+_GRAPHS = 4  # places that gradients may take in turns
+_PATIENCE = 32  # updates in a row without a replay, after which no more is tried
+_TRIED = 16  # recordings after which each must have been worth four replays
+_SCALING = ("grad_scale", "found_inf")  # what a GradScaler hands to an update that undoes its scale itself
+_READS_LR = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")  # from a tensor
+KINDS = ("SGD", *_READS_LR)
+
+_serving: weakref.WeakKeyDictionary[torch.optim.Optimizer, CapturedUpdate] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class _Recording:
+    replay: Callable[[], object]
+    state: list[Any]  # what it writes to; kept, so that no other object gets the same identity
+    weights: list[torch.Tensor]
+
+
+class CapturedUpdate:
+    """The updates of one optimizer. `refused` says why it has given up; `replays` how often a graph did the work."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, recorder: Recorder | None = None) -> None:
+        self._optimizer = weakref.ref(optimizer, self._forget)
+        self._recorder = recorder or GraphRecorder()
+        self.replays, self.refused = 0, _unfit(optimizer)
+        self._numbers: dict[Any, torch.Tensor] = {}  # ours: learning rates by group, and what a GradScaler hands over
+        self._written: dict[Any, float] = {}
+        self._graphs: dict[Any, _Recording] = {}
+        self._sightings: Counter[Any] = Counter()
+        self._moved: set[str] = set()  # names of what the script's state has in main memory
+        self._names: Any = None
+        self._is_recordable = self._has_rehearsed = False
+        self._misses = self._recordings = 0
+        self._why = ""
+        self._hooks = [
+            optimizer.register_state_dict_post_hook(self._saving),
+            optimizer.register_load_state_dict_pre_hook(self._loading),
+        ]
+        _serving[optimizer] = self
+
+    def step(self, plain: Callable[[], Any], has_closure: bool = False) -> Any:
+        optimizer = self._optimizer()
+        if optimizer is None or self.refused:
+            return plain()
+        if has_closure:
+            self._why = "each update calls the model itself (a closure)"
+        places = None if has_closure else self._places(optimizer)
+        recording = self._graphs.get(places) if places is not None else None
+        if recording is not None and _is_same(recording.state, _state(optimizer)):
+            return self._replay(optimizer, recording)
+        out = self._slowly(optimizer, plain, places)
+        self._names = _names(optimizer)
+        if self._misses >= _PATIENCE:
+            self._give_up(optimizer, self._why or "gradients never come to lie where they lay before")
+        return out
+
+    def undo(self) -> None:
+        optimizer = self._optimizer()
+        for hook in self._hooks:
+            hook.remove()
+        if optimizer is not None:
+            _serving.pop(optimizer, None)
+            self._leave(optimizer)
+        self.refused = self.refused or "undone"
+
+    def _slowly(self, optimizer: Any, plain: Callable[[], Any], places: Any) -> Any:
+        """An update that no graph is there for; it may be the one to record."""
+        self._misses += 1
+        if places is None:
+            self._leave(optimizer)
+            return plain()
+        if len(self._sightings) > 16 * _GRAPHS:
+            self._sightings.clear()
+        self._sightings[places] += 1
+        is_steady = self._sightings[places] >= _STEADY and self._names == _names(optimizer)
+        if not is_steady:
+            return self._as_recorded(optimizer, plain)() if self._is_recordable else plain()
+        self._enter(optimizer)
+        if not self._has_rehearsed:  # kernels are loaded when first used, which a recording does not allow
+            self._has_rehearsed = True
+            return self._as_recorded(optimizer, plain)()
+        return self._record(optimizer, plain, places)
+
+    def _record(self, optimizer: Any, plain: Callable[[], Any], places: Any) -> Any:
+        if self._recordings >= _TRIED and self.replays < 4 * self._recordings:
+            self._give_up(optimizer, "gradients or settings take too many places in turns")
+            return plain()
+        parameters = [p for p in _parameters(optimizer) if p.grad is not None]
+        update = self._as_recorded(optimizer, plain)
+        try:
+            replay = self._recorder.record(update, parameters[0].device)
+        except RuntimeError as error:
+            self._give_up(optimizer, f"the update cannot be recorded: {str(error).splitlines()[0]}")
+            return plain()
+        self._recordings += 1
+        if len(self._graphs) >= _GRAPHS and places not in self._graphs:
+            oldest = next(iter(self._graphs))
+            del self._graphs[oldest], self._sightings[oldest]
+        self._graphs[places] = _Recording(replay, _state(optimizer), parameters)
+        return self._replay(optimizer, self._graphs[places])
+
+    def _replay(self, optimizer: Any, recording: _Recording) -> None:
+        self._hand_over(optimizer)
+        recording.replay()
+        torch.autograd.graph.increment_version(recording.weights)  # autograd's guard against weights changed too early
+        self.replays, self._misses = self.replays + 1, 0
+
+    def _places(self, optimizer: Any) -> Any:
+        """Everything that must be the same for a graph to be right, beside the state; None where none can be."""
+        if self._recorder.is_busy:
+            self._why = "the script records its updates itself"
+            return None
+        found: list[Any] = [getattr(optimizer, name, None) is not None for name in _SCALING]
+        devices = set()
+        for group in optimizer.param_groups:
+            found += [value for name, value in group.items() if name not in ("params", "lr")]
+            if isinstance(group["lr"], torch.Tensor):
+                self._why = "the script keeps its learning rate in a tensor"
+                return None
+            if not self._reads_lr(optimizer, group):
+                found.append(group["lr"])
+            for p in group["params"]:
+                grad = p.grad
+                if grad is None:
+                    found.append(None)
+                    continue
+                if grad.layout is not torch.strided or grad.is_complex():
+                    self._why = "gradients are sparse or complex"
+                    return None
+                devices.add(p.device)
+                found += (p.data_ptr(), grad.data_ptr(), grad.stride())
+        if len(devices) != 1 or next(iter(devices)).type != self._recorder.device:
+            self._why = f"the parameters are not all on one {self._recorder.device} device"
+            return None
+        places = tuple(found)
+        try:
+            hash(places)
+        except TypeError:
+            self._why = "a group of parameters has settings that cannot be told apart"
+            return None
+        self._why = ""
+        return places
+
+    def _reads_lr(self, optimizer: Any, group: dict[str, Any]) -> bool:
+        """Whether this update takes its learning rate from the device; else one is recorded for each value."""
+        kind, is_batched = _kind(optimizer), group["foreach"] is not False
+        return bool(group.get("fused")) or kind in ("Adam", "AdamW") or (is_batched and kind in _READS_LR)
+
+    def _hand_over(self, optimizer: Any) -> None:
+        """The numbers of this step, to where the graph reads them."""
+        device = next(p.device for p in _parameters(optimizer) if p.grad is not None)
+        for number, group in enumerate(optimizer.param_groups):
+            if number not in self._numbers:
+                self._numbers[number] = self._recorder.scalar(group["lr"], device)
+            elif self._written[number] != group["lr"]:
+                self._numbers[number].fill_(group["lr"])
+            self._written[number] = group["lr"]
+        for name in _SCALING:
+            given = getattr(optimizer, name, None)
+            if given is not None and name not in self._numbers:
+                self._numbers[name] = self._recorder.scalar(given, device)
+            elif given is not None:
+                self._numbers[name].copy_(given)
+
+    def _as_recorded(self, optimizer: Any, plain: Callable[[], Any]) -> Callable[[], Any]:
+        """The update with its numbers on the device, in the form that can be recorded."""
+
+        def update() -> Any:
+            with self._numbers_on_device(optimizer):
+                return plain()
+
+        self._hand_over(optimizer)
+        return update
+
+    @contextmanager
+    def _numbers_on_device(self, optimizer: Any) -> Iterator[None]:
+        flags = self._recorder.flags
+        old = [{name: group[name] for name in ("lr", *flags) if name in group} for group in optimizer.param_groups]
+        given = {name: getattr(optimizer, name) for name in _SCALING if getattr(optimizer, name, None) is not None}
+        for number, group in enumerate(optimizer.param_groups):
+            group.update({name: value for name, value in flags.items() if name in group})
+            if self._reads_lr(optimizer, group):
+                group["lr"] = self._numbers[number]
+        vars(optimizer).update({name: self._numbers[name] for name in given})
+        try:
+            yield
+        finally:
+            vars(optimizer).update(given)
+            for group, values in zip(optimizer.param_groups, old, strict=True):
+                group.update(values)
+
+    def _enter(self, optimizer: Any) -> None:
+        """What an optimizer counts in main memory goes to the device."""
+        if self._is_recordable:
+            return
+        self._is_recordable = True
+        for p in _parameters(optimizer):
+            for name, value in optimizer.state.get(p, {}).items():
+                if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu:
+                    optimizer.state[p][name] = self._recorder.scalar(value, p.device)
+                    self._moved.add(name)
+
+    def _leave(self, optimizer: Any) -> None:
+        self._graphs.clear()
+        self._is_recordable = False
+        for state in optimizer.state.values():
+            state.update(_in_main_memory(state, self._moved))
+        self._moved.clear()
+
+    def _forget(self, gone: Any) -> None:
+        """Weights are not kept alive for an optimizer that the script has dropped."""
+        self._graphs.clear()
+
+    def _give_up(self, optimizer: Any, reason: str) -> None:
+        self._leave(optimizer)
+        self.refused = reason
+
+    def _saving(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        entries = state["state"].items()
+        return {**state, "state": {key: {**one, **_in_main_memory(one, self._moved)} for key, one in entries}}
+
+    def _loading(self, optimizer: Any, state: dict[str, Any]) -> None:
+        self._leave(optimizer)
+        self._recordings = self._misses = 0
+
+
+def replayed(optimizer: Any) -> bool:
+    """Whether updates of this optimizer are replayed."""
+    own = _serving.get(optimizer)
+    return own is not None and own.replays > 0
+
+
+def _unfit(optimizer: Any) -> str:
+    """Why the updates of an optimizer cannot be recorded whatever its gradients are; "" where nothing is in the way."""
+    kind = _kind(optimizer)
+    if kind not in KINDS:
+        return f"{type(optimizer).__name__} decides on the host how each update goes"
+    own = getattr(torch.optim, kind)
+    if type(optimizer)._init_group is not own._init_group:
+        return f"{type(optimizer).__name__} changes how {kind} prepares its update"
+    for group in optimizer.param_groups:
+        if group.get("differentiable") or group.get("capturable"):
+            return "the script sets differentiable or capturable itself"
+        if any(isinstance(value, torch.Tensor) for value in (group["lr"], *group.get("betas", ()))):
+            return "the script keeps its learning rate or betas in tensors"
+    return ""
+
+
+def _kind(optimizer: Any) -> str:
+    """The class of torch's own that an optimizer is of."""
+    return next((k.__name__ for k in type(optimizer).__mro__ if getattr(torch.optim, k.__name__, None) is k), "")
+
+
+def _parameters(optimizer: Any) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _state(optimizer: Any) -> list[Any]:
+    return [value for p in _parameters(optimizer) for value in optimizer.state.get(p, {}).values()]
+
+
+def _is_same(ones: list[Any], others: list[Any]) -> bool:
+    return len(ones) == len(others) and all(map(operator.is_, ones, others))
+
+
+def _names(optimizer: Any) -> list[Any]:
+    """What the state consists of: an update that would add to it cannot be recorded."""
+    return [[(name, v is None) for name, v in optimizer.state.get(p, {}).items()] for p in _parameters(optimizer)]
+
+
+def _in_main_memory(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value.cpu() for name, value in state.items() if name in names}
