@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+from hotlap.catalogue.aligned_shapes import AlignedShapes
 from hotlap.catalogue.async_copies import AsyncCopies
 from hotlap.catalogue.channels_last import ChannelsLast
 from hotlap.catalogue.compiled_model import CompiledModel
@@ -21,6 +22,7 @@ from hotlap.catalogue.fused_optimizer import FusedOptimizer
 from hotlap.catalogue.grad_accumulation import GradAccumulation
 from hotlap.catalogue.grad_free_evaluation import GradFreeEvaluation
 from hotlap.catalogue.grads_to_none import GradsToNone
+from hotlap.catalogue.lean_layers import LeanLayers
 from hotlap.catalogue.loader_workers import LoaderWorkers
 from hotlap.catalogue.mixed_precision import MixedPrecision
 from hotlap.catalogue.no_bias_before_norm import NoBiasBeforeNorm
@@ -32,6 +34,7 @@ from hotlap.catalogue.sample_cache import SampleCache
 from hotlap.catalogue.single_precision import SinglePrecision
 from hotlap.catalogue.sync_free_loop import SyncFreeLoop
 from hotlap.catalogue.tf32_matmul import Tf32Matmul
+from hotlap.catalogue.used_parameters import UsedParameters
 from hotlap.catalogue.zero_copy_tensors import ZeroCopyTensors
 from hotlap.errors import HotlapError
 from hotlap.technique import Technique
@@ -52,6 +55,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     SinglePrecision(),
     MixedPrecision(),
     Tf32Matmul(),
+    AlignedShapes(),
     FusedAttention(),
     ChannelsLast(),
     NoBiasBeforeNorm(),
@@ -65,6 +69,8 @@ TECHNIQUES: tuple[Technique, ...] = (
     FreedMemory(),
     GradFreeEvaluation(),
     DebugOff(),
+    LeanLayers(),
+    UsedParameters(),
     EinopsRearrange(),
 )
 

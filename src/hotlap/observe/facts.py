@@ -6,11 +6,15 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from types import FunctionType, ModuleType
 from typing import Any
 
+from hotlap.observe.look.shape import odd_sizes
 from hotlap.observe.roots import RootFinder
-from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts
+from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts, SizeFacts, UnusedFacts
+
+_SIZES = 64  # of a root, written down
 
 
 def loader_facts(loader: Any) -> LoaderFacts:
@@ -162,6 +166,32 @@ def root_facts(root: Any, roots: RootFinder) -> RootFacts:
         compiled=seen.is_compiled or seen.has_graphs,
         stands_aside=roots.stands_aside(root),
         devices=_devices(root),
+        biases_before_norm=_biases_before_norm(root),
+        odd_sizes=_odd_sizes(root),
+        without_gradient=[UnusedFacts(name, "parameter", elements(p)) for name, p in seen.without_gradient(root)],
+    )
+
+
+def _odd_sizes(root: Any) -> list[SizeFacts]:
+    found = [
+        SizeFacts(name, type(module).__name__, side, size, elements(module.weight))
+        for name, module in root.named_modules()
+        for side, size in odd_sizes(module)
+    ]
+    return sorted(found, key=lambda one: -one.elements)[:_SIZES]
+
+
+def _biases_before_norm(root: Any) -> int:
+    """By the order of the modules, which is nearly always the order of their calls."""
+    from torch import nn
+
+    leaves = [module for module in root.modules() if next(module.children(), None) is None]
+    return sum(
+        getattr(layer, "bias", None) is not None
+        and hasattr(layer, "weight")
+        and elements(layer.bias) == norm.num_features
+        for layer, norm in pairwise(leaves)
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and not isinstance(layer, nn.modules.batchnorm._NormBase)
     )
 
 

@@ -154,12 +154,13 @@ class Joints:
 
     def _wrap_call(self, patch: Patch, root: Any) -> None:
         if not self.roots.stands_aside(root):
-            self._fill_slot(patch, root, self.root_called)
+            self.fill_slot(patch, root, self.root_called.through)
 
-    def _fill_slot(self, patch: Patch, root: Any, joint: Around) -> None:
-        slot = Slot(root, joint.through)
-        vars(root)["_compiled_call_impl"] = slot  # a compiled module would hand it on to what it wraps
-        patch.on_undo(functools.partial(_empty_slot, weakref.ref(root), weakref.ref(slot)))  # the script may drop both
+    def fill_slot(self, patch: Patch, module: Any, through: Callable[..., Any]) -> None:
+        """Calls of a module become `through(original, module, args, kwargs)`."""
+        slot = Slot(module, through)
+        vars(module)["_compiled_call_impl"] = slot  # a compiled module would hand it on to what it wraps
+        patch.on_undo(functools.partial(_empty_slot, weakref.ref(module), weakref.ref(slot)))  # both may be dropped
 
     def _at_methods(self, patch: Patch) -> None:
         """Roots whose methods the script calls, as in `model.forward(x)`: the method is replaced on its class, so that
@@ -168,7 +169,7 @@ class Joints:
 
     def _wrap_method(self, patch: Patch, root: Any) -> None:
         if self.roots.found[root].is_compiled:
-            self._fill_slot(patch, root, self.method_called)
+            self.fill_slot(patch, root, self.method_called.through)
             return
         kind, name = type(root), self.roots.found[root].method
         original = getattr(kind, name, None) if name else None

@@ -59,6 +59,11 @@ class RootFinder:
             self._always = None
         self.found.clear()
 
+    def note_gradients(self) -> None:
+        """To be called before an update: the script may drop them after it."""
+        for root, seen in list(self.found.items()):
+            seen.note_gradients(root)
+
     def stands_aside(self, root: Any) -> str | None:
         """Why calls of this root must not be wrapped."""
         import torch
@@ -186,6 +191,15 @@ class RootSeen:
         self.autocast: str | None = None
         self.input_dims: tuple[int, ...] = ()
         self.input_channels_last = False
+        self._had_gradient: set[str] = set()
+
+    def note_gradients(self, root: Any) -> None:
+        self._had_gradient |= {name for name, p in root.named_parameters() if p.grad is not None}
+
+    def without_gradient(self, root: Any) -> list[tuple[str, Any]]:
+        """Empty where none was seen at all: then it was not this root's turn."""
+        trained = [(name, p) for name, p in root.named_parameters() if p.requires_grad]
+        return [(name, p) for name, p in trained if name not in self._had_gradient] if self._had_gradient else []
 
     def note_inputs(self, args: Any) -> None:
         import torch

@@ -63,6 +63,26 @@ class OptimizerFacts:
 
 
 @dataclass(frozen=True)
+class UnusedFacts:
+    """What was initialised and never used."""
+
+    name: str  # a parameter that got no gradient, or a module that was never called
+    kind: str  # "parameter" or the module's class
+    elements: int
+
+
+@dataclass(frozen=True)
+class SizeFacts:
+    """A size of a layer that matrix units cannot take in whole pieces."""
+
+    layer: str  # dotted path inside the root
+    kind: str
+    side: str  # "in" or "out"
+    size: int
+    elements: int  # of its weight
+
+
+@dataclass(frozen=True)
 class RootFacts:
     """A module the script calls itself, with trainable parameters and gradients on."""
 
@@ -78,6 +98,9 @@ class RootFacts:
     stands_aside: str | None  # why its calls cannot be wrapped
     devices: int = 0  # over how many a wrapper spreads each of its calls; 0 = no such wrapper
     calls: int = 0
+    biases_before_norm: int = 0  # layers with a bias, right before a batch norm of their width in the order of modules
+    odd_sizes: list[SizeFacts] = field(default_factory=list)  # the largest layers first
+    without_gradient: list[UnusedFacts] = field(default_factory=list)  # in the first updates
 
 
 @dataclass(frozen=True)
@@ -150,15 +173,6 @@ class LayerFacts:
     parameters: int
     dtype: str  # of its matrix products, else of its output
     notes: list[str] = field(default_factory=list)  # misaligned sizes, depthwise, ... each a short remark
-
-
-@dataclass(frozen=True)
-class UnusedFacts:
-    """What was initialised and never used."""
-
-    name: str  # a parameter that got no gradient, or a module that was never called
-    kind: str  # "parameter" or the module's class
-    elements: int
 
 
 @dataclass(frozen=True)

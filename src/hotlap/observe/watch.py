@@ -39,6 +39,7 @@ _LOSSES_KEPT = 4096
 _OBJECTS_KEPT = 256  # loaders, optimizers and roots each
 _DRAWS_PROBED = 5
 _DRAWS_LOOKED_AT = (1, 2, 4, 8, 16, 32, 64, 128)
+_UPDATES_LOOKED_AT = 8  # for gradients: generator and discriminator take turns
 _SLOTS = 64
 _ALL_MARKED, _MARKED = 16, 8  # the first steps, then one in so many: a mark costs the host some microseconds
 _OWN_SECONDS = 20e-6  # what takes hotlap longer than this between two steps is cut out of them
@@ -278,6 +279,8 @@ class Watch:
             return
         self._optimizers.add(id(optimizer), optimizer)
         self._updates += 1
+        if self._updates <= _UPDATES_LOOKED_AT:
+            self._own(self._joints.roots.note_gradients)
         if self._updates <= 2:
             self._own(self.refresh)
         self._updating[id(optimizer)] = clock(), self._mark()

@@ -31,9 +31,8 @@ def notes(module: Any, tally: Tally, share: float) -> list[str]:
         return [f"depthwise: {intensity:.1f} flops a byte"] if intensity else ["depthwise"]
     if share < _SHARE_WORTH_A_NOTE:
         return []
-    for side, size in _sizes(module):
-        if size >= _SMALLEST_SIZE and size % _MULTIPLE:
-            found.append(f"{side} {size} is not a multiple of {_MULTIPLE} ({size + -size % _MULTIPLE} is)")
+    for side, size in odd_sizes(module):
+        found.append(f"{side} {size} is not a multiple of {_MULTIPLE} ({size + -size % _MULTIPLE} is)")
     for size in sorted(tally.head_sizes):
         if size % _MULTIPLE:
             found.append(f"head size {size} is not a multiple of {_MULTIPLE} ({size + -size % _MULTIPLE} is)")
@@ -98,6 +97,11 @@ def _is_convolution(module: Any) -> bool:
 
 def _is_pointwise(module: Any) -> bool:
     return all(size == 1 for size in module.kernel_size)
+
+
+def odd_sizes(module: Any) -> list[tuple[str, int]]:
+    """The sizes of a layer that do not fill whole pieces, as ("in" or "out", size)."""
+    return [(side, size) for side, size in _sizes(module) if size >= _SMALLEST_SIZE and size % _MULTIPLE]
 
 
 def _sizes(module: Any) -> list[tuple[str, int]]:
