@@ -9,7 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from hotlap.catalogue import find
 from hotlap.measure.candidates import Candidate, Skipped, consider
@@ -109,6 +117,11 @@ def test_prefetch_factor(apply) -> None:
     assert DataLoader(Stream()).prefetch_factor is None
 
 
+class Saved(SequentialSampler):
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
 UNTOUCHED = {
     "iterable": lambda: DataLoader(Stream()),
     "tensors": lambda: DataLoader(TensorDataset(torch.zeros(4))),
@@ -116,6 +129,7 @@ UNTOUCHED = {
     "tensors joined": lambda: DataLoader(ConcatDataset([TensorDataset(torch.zeros(4))] * 2)),
     "own generator": lambda: DataLoader(Drawing()),
     "own generator below": lambda: DataLoader(Subset(Drawing(), [0, 1])),
+    "a sampler that is saved": lambda: DataLoader(Numbers(), sampler=Saved(Numbers())),
 }
 
 

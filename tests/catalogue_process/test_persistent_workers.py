@@ -86,3 +86,20 @@ def test_parity_depends_on_random_draws() -> None:
     technique = find("persistent_workers")
     assert technique.parity(Run("2.11", "cpu", [loader()])) is Parity.IDENTICAL
     assert technique.parity(Run("2.11", "cpu", [loader(draws_random=None)])) is Parity.EQUIVALENT
+
+
+def test_iterators_that_are_open_at_once_stay_apart(apply) -> None:
+    """With workers that live on, torch has one iterator for all of them: a second `iter` would start the first anew."""
+
+    def run() -> list[tuple[list[int], list[int]]]:
+        torch.manual_seed(5)
+        loader = DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=1)
+        found = [(one.tolist(), other.tolist()) for (one, _), (other, _) in zip(loader, loader, strict=True)]
+        for (one, _), _turn in zip(loader, range(12), strict=False):  # twice as long as an epoch
+            found.append((one.tolist(), next(iter(loader))[0].tolist()))
+        return found
+
+    expected = run()
+    assert len(expected) == 12
+    apply("persistent-workers")
+    assert run() == expected

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from hotlap.catalogue import find
-from hotlap.parts import image_cache
+from hotlap.parts import file_pool, image_cache
 from hotlap.source.fix import fix_source
 from hotlap.source.module import Source
 
@@ -197,3 +197,9 @@ class Photos(Dataset):
 def test_a_function_that_the_data_set_calls_is_looked_into(call: str, lines: list[int]) -> None:
     sites = find("sample-cache").spot(Source(HELPED.replace("CALL", call)))
     assert [site.line for site in sites] == lines
+
+
+def test_a_container_may_have_less_memory_than_its_machine(apply, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotlap.observe.memory.free_memory", lambda: 40 << 20)
+    apply("sample-cache", {})
+    assert file_pool._pool.limit_bytes == 10 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
-from hotlap.parts.drawing_ahead import Prefetched
+from hotlap.parts.drawing_ahead import Drawing, Paused, Prefetched
 from hotlap.parts.early_batches import EarlyBatches, serves, why_not
 
 
@@ -510,3 +511,27 @@ def test_a_plain_loop_draws_at_most_so_many_ahead(copier: CloneCopier) -> None:
         assert len(drawn) <= taken + 1 + 2
     loop.close()
     assert none_left()
+
+
+def test_habits_go_with_their_data_set(ahead, copier: CloneCopier) -> None:
+    """A later data set may get the same number, and its script may write where this one's did not."""
+    early = ahead()
+    train(lambda: seeded(num_workers=1), epochs=1)
+    gc.collect()
+    assert copier.handed and not early._habits
+
+
+def test_a_forked_copy_draws_on_by_itself() -> None:
+    """Its copy of the thread is not there; what that had drawn is."""
+    numbers, lock = iter(range(9)), threading.RLock()
+    drawing = Drawing(lambda: next(numbers), 2, lock)
+    while drawing._made.qsize() < 2:
+        time.sleep(0.01)
+    with lock:
+        child = os.fork()
+    if child == 0:
+        found = [drawing.take() for _ in range(3)]
+        is_right = [one for one, _ in found] == [0, 1, None] and isinstance(found[2][1], Paused)
+        os._exit(0 if is_right and next(numbers) == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    drawing.stop(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
+import types
 
 import numpy
 import pytest
@@ -15,8 +16,8 @@ from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
 from hotlap.parts import resident_loader
-from hotlap.parts.purity import same, why_impure
-from hotlap.parts.resident import Refused, Resident, Room, reader
+from hotlap.parts.purity import reader, same, why_impure
+from hotlap.parts.resident import Refused, Resident, Room
 from hotlap.parts.resident_loader import serves, why_not
 
 
@@ -166,14 +167,15 @@ def test_a_data_set_that_changes_between_epochs_goes_on_as_it_was(kept) -> None:
 
 def test_a_sample_that_changes_unseen_is_found_by_loading_it_again(kept) -> None:
     """No batch is lost when that happens: the rest of the epoch is made as the loader would."""
-    table = torch.arange(640.0)  # not an attribute of the data set, so its state does not tell
+    elsewhere = types.ModuleType("elsewhere")  # a module's own is not looked at, so the data set's state does not tell
+    elsewhere.table = table = torch.arange(640.0)
 
     class Hidden(Dataset):
         def __len__(self) -> int:
-            return len(table)
+            return 640
 
         def __getitem__(self, index: int):
-            return {"x": table[index].clone()}
+            return {"x": elsewhere.table[index].clone()}
 
     loader = DataLoader(Hidden(), batch_size=8)
     list(loader)
@@ -232,3 +234,72 @@ def test_same() -> None:
     assert not same(torch.tensor(0.0), torch.tensor(-0.0))
     assert not same(object(), object())
     assert same(numpy.arange(3), numpy.arange(3)) and not same(numpy.arange(3), numpy.arange(4))
+
+
+def test_samples_are_judged_as_the_loader_reads_them() -> None:
+    """By `__getitems__`, where there is one: it may draw, and make a sample depend on its neighbours."""
+
+    class Together(Squares):
+        def __getitems__(self, index: list[int]):
+            return [{"x": torch.tensor(float(max(index)))} for _ in index]
+
+    class Drawn(Squares):
+        def __getitems__(self, index: list[int]):
+            return [{"x": torch.rand(1)} for _ in index]
+
+    assert "differ" in (why_impure(Together(), [0, 5, 36]) or "")
+    assert "random" in (why_impure(Drawn(), [0, 5, 36]) or "")
+
+
+def test_what_reading_does_besides_rules_it_out(kept) -> None:
+    class Counting(Squares):
+        def __getitem__(self, index: int):
+            self.reads += 1
+            return super().__getitem__(index)
+
+    class Talking(Squares):
+        def __getitem__(self, index: int):
+            print("reading", index)
+            return super().__getitem__(index)
+
+    for dataset in (Counting(), Talking()):
+        list(DataLoader(dataset, batch_size=8))
+    assert "changes its data set" in why_impure(Counting(), [0], lambda dataset: dataset.reads)
+    assert "prints" in why_impure(Talking(), [0])
+
+
+def test_an_open_file_is_left_alone(kept, tmp_path) -> None:
+    """A forked reader would move the place in the file from which the training reads."""
+
+    class Filed(Squares):
+        def __init__(self) -> None:
+            super().__init__()
+            (tmp_path / "numbers").write_bytes(bytes(37))
+            self.file = (tmp_path / "numbers").open("rb")
+
+        def __getitem__(self, index: int):
+            self.file.seek(index)
+            return torch.tensor(self.file.read(1)[0])
+
+    dataset = Filed()
+    list(DataLoader(dataset, batch_size=8))
+    assert "self.file" in kept.withdrawn[0]
+    dataset.file.close()
+
+
+def test_batches_lie_in_main_memory_whatever_the_default_device_is() -> None:
+    store = Resident(37, reader(Squares()), Room(1 << 20))
+    expected = store.batch([3, 1])["x"]
+    torch.set_default_device("meta")
+    try:
+        found = store.batch([3, 1])["x"]
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(found, expected)
+
+
+def test_a_container_may_have_less_memory_than_its_machine(request, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotlap.observe.memory.free_memory", lambda: 1000)
+    joints = request.getfixturevalue("kept")
+    list(DataLoader(Squares(), batch_size=8))
+    assert "GiB left" in joints.withdrawn[0]

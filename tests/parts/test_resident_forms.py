@@ -11,7 +11,8 @@ import torch
 from test_resident_sharing import LENGTH, Cubes, in_force
 from torch.utils.data import DataLoader
 
-from hotlap.parts.resident import Refused, Resident, Room, reader
+from hotlap.parts.purity import reader
+from hotlap.parts.resident import Refused, Resident, Room
 from hotlap.parts.resident_loader import serves
 
 Pair = namedtuple("Pair", ["z", "a"])

@@ -21,7 +21,8 @@ from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import LoaderFacts, Run
 from hotlap.parts import resident_loader
-from hotlap.parts.resident import Resident, Room, reader
+from hotlap.parts.purity import reader
+from hotlap.parts.resident import Resident, Room
 from hotlap.parts.resident_iterators import StoreIterator, WorkersIterator
 from hotlap.parts.resident_loader import serves
 
@@ -141,7 +142,7 @@ def test_two_loaders_share_and_the_store_goes_with_the_data_set(applied) -> None
         patch.setattr(Room, "take", lambda self, *rest: (room.append(self), keep(self, *rest))[1])
         list(DataLoader(dataset, 8))
         first = room[0].left_bytes
-        patch.setattr(Cubes, "__getitem__", lambda self, index: 1 / 0)
+        patch.setattr(time, "sleep", lambda seconds: 1 / 0)  # which every sample calls
         assert drawn(DataLoader(dataset, 5))[0][1] == [0, 1, 2, 3, 4]  # nothing is read
         assert len(room) == 1
     del dataset
@@ -156,7 +157,7 @@ def test_the_background_fills_what_an_epoch_leaves_out(applied, monkeypatch: pyt
     drawn(loader, stop=1)
     samples = iter(loader)._samples
     wait_until(lambda: samples.store.share == 1.0 and not processes_below(os.getpid()))
-    monkeypatch.setattr(Cubes, "__getitem__", lambda self, index: 1 / 0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: 1 / 0)
     assert [one[1] for one in drawn(loader)] == [list(range(LENGTH))[at : at + 8] for at in range(0, LENGTH, 8)]
 
 
@@ -305,3 +306,53 @@ def is_alive(pid: int | str) -> bool:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_workers_that_were_told_otherwise_are_not_sent_home(applied) -> None:
+    """`worker_init_fn` may change their copy of the data set: then nothing is made in this process."""
+
+    class Shifted(Cubes):
+        shift = 0
+
+        def __getitem__(self, index: int) -> Any:
+            x, y = super().__getitem__(index)
+            return x, y + self.shift
+
+    def tell(number: int) -> None:
+        torch.utils.data.get_worker_info().dataset.shift = 1000
+
+    joints = applied(1)
+    loader = DataLoader(Shifted(), 8, num_workers=2, worker_init_fn=tell)
+    for _ in range(3):
+        assert torch.cat([y for _, y in loader]).tolist() == list(range(1000, 1000 + LENGTH))
+    assert "workers make other samples" in joints.withdrawn[0]
+
+
+def test_fillers_bear_it_that_all_files_are_closed() -> None:
+    """The number of their pipe may belong to a file of the script's by then, which is neither read nor closed."""
+    dataset = Cubes(seconds=0.01)
+    store = Resident(LENGTH, reader(dataset), Room(1 << 20))
+    store.batch([0, 1])
+    store.fill(reader(dataset), 1)
+    filler = store._filler
+    assert filler is not None and filler._children
+    os.close(filler._reading)
+    own = os.open("/dev/zero", os.O_RDONLY)
+    assert own == filler._reading  # the lowest number that is free
+    assert store.batch([2, 3])[1].tolist() == [2, 3]
+    assert not filler._children
+    assert len(os.read(own, 3)) == 3
+    os.close(own)
+
+
+@pytest.mark.parametrize("missing", ["pipe", "fork"])
+def test_without_files_or_processes_nothing_is_filled(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def refused() -> None:
+        raise OSError("too many")
+
+    store = Resident(LENGTH, reader(Cubes()), Room(1 << 20))
+    store.batch([0, 1])
+    monkeypatch.setattr(os, missing, refused)
+    store.fill(reader(Cubes()), 2)
+    assert store.batch([2, 3])[1].tolist() == [2, 3]
+    store.close()

@@ -383,3 +383,15 @@ def test_sixteen_workers_cost_one_copy_and_the_limit_holds_while_it_evicts() -> 
     else:
         raise AssertionError("the second data set has taken the place of the first")
     assert 0.8 * limit < total <= 1.02 * limit, "one copy, and the table"
+
+
+def test_a_script_that_closes_all_files_keeps_what_it_opens_next() -> None:
+    pool = SharedPool(10_000)
+    pool.put(b"a", b"one")
+    os.close(pool._file)
+    own = os.open(os.devnull, os.O_RDWR)
+    assert own == pool._file  # the lowest number that is free
+    assert pool.get(b"a") is None and not pool.put(b"b", b"two")
+    del pool
+    os.fstat(own)
+    os.close(own)

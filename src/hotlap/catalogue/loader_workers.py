@@ -56,8 +56,9 @@ class LoaderWorkers(Technique):
     has changed (`set_epoch`). A plan that was measured so is written with `persistent_workers=True`, where no such
     change is seen: torch then shuffles later epochs otherwise for the same seed. Any other written fix leaves them to
     torch's default, a new start each epoch. A data set that changes while it is being read is left alone, and so is one
-    that holds an open file, whose place forked workers would share. The number of workers of an iterable data set is
-    never touched: one that does not split itself by `get_worker_info` would deliver every sample once per worker.
+    that holds an open file, whose place forked workers would share, and a loader whose sampler can be saved: workers
+    are ahead of the loop. The number of workers of an iterable data set is never touched: one that does not split
+    itself by `get_worker_info` would deliver every sample once per worker.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the
@@ -100,6 +101,7 @@ class LoaderWorkers(Technique):
 
         lasting = LastingWorkers(dataset_state)
         patch.at(patch.joints.loader_built, functools.partial(_with_workers, setting, lasting))
+        patch.at(patch.joints.loader_started, lasting.release, depth=6)  # before those who look at the iterator
         patch.at(patch.joints.loader_started, lasting.start)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
@@ -177,6 +179,8 @@ def _give_workers(setting: Setting, wanted: int, chosen: dict[str, Any]) -> bool
     workers = min(wanted, max(2, os.cpu_count() or 1), _batches(chosen) // 2)  # a worker wants something to do
     if workers < 1 or is_in_memory(dataset):
         return False
+    if not has and any(hasattr(chosen[name], "state_dict") for name in ("sampler", "batch_sampler")):
+        return False  # what is saved of it must be how far the loop has come, not the workers
     if why_no_workers(dataset, method, (chosen["collate_fn"], chosen["worker_init_fn"]), has > 0):
         return False
     workers = _that_fit(workers, depth, chosen, method)

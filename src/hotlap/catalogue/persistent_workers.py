@@ -96,6 +96,7 @@ class PersistentWorkers(Technique):
             proceed(loader, bound)
 
         patch.at(patch.joints.loader_built, built)
+        patch.at(patch.joints.loader_started, lasting.release, depth=6)  # before those who look at the iterator
         patch.at(patch.joints.loader_started, lasting.start)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:

@@ -28,9 +28,10 @@ class ResidentDataset(Technique):
     ## When it does not help
     Data sets that draw something at random for each sample (augmentation) must not be kept: every epoch shall see
     another crop. That is tested before anything is kept, in a process of its own: two reads, the state of every random
-    generator, torch's draws, the clock. Data larger than a quarter of the free memory is left alone, as are batches
-    collated by code of the script's own, samples that are not tensors or numbers, samplers without an end, and data
-    sets that are built anew for every epoch.
+    generator, torch's draws, the clock, what is printed, and whether a batch is more than its samples. A data set that
+    holds an open file is not forked, so it is left alone, as is a script that minds its child processes. Data larger
+    than a quarter of the free memory is left alone, as are batches collated by code of the script's own, samples that
+    are not tensors or numbers, samplers without an end, and data sets that are built anew for every epoch.
 
     ## What changes numerically
     Nothing: the same bits in the same order, and the random generators are drawn from alike. Samples are loaded again
@@ -63,13 +64,13 @@ class ResidentDataset(Technique):
         return [Try({}, run.share("wait"))]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        import psutil
         from torch.utils.data import DataLoader
 
         from hotlap.observe.dataset_state import dataset_state
+        from hotlap.observe.memory import free_memory
         from hotlap.parts.resident_loader import Residency
 
-        limit = int(_SHARE_OF_MEMORY * psutil.virtual_memory().available)
+        limit = int(_SHARE_OF_MEMORY * free_memory())  # a container may have less than its machine
         residency = Residency(limit, dataset_state, patch.withdraw)
         get_iterator = DataLoader._get_iterator
         patch.on_undo(residency.close)

@@ -85,6 +85,7 @@ class SampleCache(Technique):
         return [Try({}, run.share("wait"))]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
+        from hotlap.observe.memory import free_memory
         from hotlap.parts import file_pool
 
         def opened(proceed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +107,7 @@ class SampleCache(Technique):
                 file_pool.expect(len(bound.arguments["dataset"]))
             return proceed(loader, bound)
 
-        limit = int(setting.get("bytes", 0)) or None
+        limit = int(setting.get("bytes", 0)) or file_pool.default_limit(free_memory())  # also within a container
         file_pool.set_limit(limit, str(setting.get("hold", "auto")))  # before a worker is forked, so that all share it
         patch.on_undo(file_pool.clear)
         patch.at(patch.joints.loader_built, built)

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import ctypes
+import dis
+import functools
 import sys
 import types
 import zlib
 from typing import Any
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
-_OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType)
 _DEPTH, _ITEMS, _NODES = 5, 32, 2000
-_SAMPLED_BYTES = 1 << 16
+_IDENTITIES = 1 << 16  # items of a list
+_SAMPLED_BYTES = 1 << 20
 
 
 def dataset_state(dataset: Any) -> int:
-    """A number that changes when an attribute, a transform's setting or a small array inside the data set does."""
+    """A number that changes when an attribute, a transform, its setting, a small array inside the data set, or a plain
+    global that its own code reads does."""
     words: list[str] = []
     _describe(dataset, _DEPTH, words, set())
+    reads = getattr(type(dataset), "__getitem__", None)
+    if isinstance(reads, types.FunctionType):
+        _describe(reads, _DEPTH, words, set())
     return zlib.crc32("\0".join(words).encode("utf-8", "surrogatepass"))
 
 
 def _describe(value: Any, depth: int, words: list[str], above: set[int]) -> None:
     words.append(type(value).__name__)
-    if len(words) > _NODES or isinstance(value, _OPAQUE):
+    if len(words) > _NODES:
+        return
+    if isinstance(value, _OPAQUE):
+        words.append(getattr(value, "__qualname__", ""))
         return
     if isinstance(value, _PLAIN):
         words.append(repr(value) if not isinstance(value, (str, bytes)) else str(hash(value)))
@@ -42,10 +53,54 @@ def _inside(value: Any) -> list[Any]:
         entries = list(value.items())[:_ITEMS]
         return [len(value), *(part for entry in entries for part in entry)]
     if isinstance(value, (list, tuple)):
-        return [len(value), *value[:_ITEMS], *value[-_ITEMS:]]
+        # Between its ends only what lies there is looked at: something else put in an item's place is seen.
+        identities = hash(tuple(map(id, value[_ITEMS : _IDENTITIES - _ITEMS])))
+        return [len(value), identities, *value[:_ITEMS], *value[-_ITEMS:]]
     if isinstance(value, (set, frozenset)):
         return [len(value)]
-    return [part for entry in getattr(value, "__dict__", {}).items() for part in entry]
+    if isinstance(value, types.FunctionType):
+        return _inside_function(value)
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, ctypes._SimpleCData):  # as of multiprocessing.Value
+        return [value.value]
+    return _inside_object(value)
+
+
+def _inside_function(function: types.FunctionType) -> list[Any]:
+    """What it was made of: one made anew from the same text, with the same values, is the same."""
+    code = function.__code__
+    held = [_content(cell) for cell in function.__closure__ or ()]
+    read = [function.__globals__.get(name) for name in _globals_read(code)]
+    plain = [value for value in read if isinstance(value, (*_PLAIN, list, dict)) or _is_array(value)]
+    constants = [value for value in code.co_consts if isinstance(value, _PLAIN)]
+    return [code.co_code, constants, code.co_names, function.__defaults__, function.__kwdefaults__, held, plain]
+
+
+@functools.lru_cache(maxsize=256)
+def _globals_read(code: types.CodeType) -> list[str]:
+    found = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    return sorted(found)  # its `co_names` are those of attributes as well
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet given
+        return None
+
+
+def _inside_object(value: Any) -> list[Any]:
+    """Its own attributes, and the plain ones of its classes."""
+    held = list(getattr(value, "__dict__", {}).items())
+    for kind in type(value).__mro__:
+        if kind.__module__ != "builtins" and not kind.__module__.startswith("torch."):
+            held += [(name, one) for name, one in vars(kind).items() if isinstance(one, _PLAIN) and name[:2] != "__"]
+            slots = [name for name, one in vars(kind).items() if isinstance(one, types.MemberDescriptorType)]
+            held += [(name, getattr(value, name, None)) for name in slots]
+    return [part for entry in held for part in entry]
 
 
 def _is_array(value: Any) -> bool:

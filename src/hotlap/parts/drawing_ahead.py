@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,23 +30,39 @@ _AHEAD = 2
 _EXIT_SECONDS = 2.0
 
 
+class Paused(Exception):
+    """The next one must be drawn by whoever wants it."""
+
+
 class Drawing:
     """Calls `draw` in a thread of its own, as often as there was a call of `more`. The first error ends it, the end of
-    an iterator included."""
+    an iterator included. With `held` taken while it draws, a forked copy of the process loses nothing: what was drawn
+    is there, and the rest is for itself to draw."""
 
-    def __init__(self, draw: Callable[[], Any], ahead: int) -> None:
+    def __init__(self, draw: Callable[[], Any], ahead: int, held: Any = None) -> None:
+        self._process = os.getpid()
         self._wanted: SimpleQueue[bool] = SimpleQueue()  # queues that may be used wherever the collector comes in
         self._made: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         for _ in range(ahead):
             self.more()
-        arguments = (draw, self._wanted, self._made)  # not this object: it must be free to go
+        arguments = (
+            draw,
+            self._wanted,
+            self._made,
+            held or contextlib.nullcontext(),
+        )  # not this object: it must be free to go
         self._thread = threading.Thread(target=_work, args=arguments, name="hotlap-draws-ahead", daemon=True)
         _running.add(self)
         self._thread.start()
 
     def take(self) -> tuple[Any, BaseException | None]:
         """The next result, or the error there was instead."""
-        return self._made.get()
+        if os.getpid() == self._process:
+            return self._made.get()
+        try:
+            return self._made.get_nowait()
+        except Empty:
+            return None, Paused()
 
     def more(self) -> None:
         self._wanted.put(True)
@@ -63,18 +80,19 @@ class Drawing:
         self.stop()
 
 
-def _work(draw: Callable[[], Any], wanted: SimpleQueue[bool], made: SimpleQueue[Any]) -> None:
+def _work(draw: Callable[[], Any], wanted: SimpleQueue[bool], made: SimpleQueue[Any], held: Any) -> None:
     while wanted.get():
-        try:
-            result = draw(), None
-        except StopIteration as end:
-            made.put((None, end.with_traceback(None)))  # its frames would keep the iterator alive
-            return
-        except BaseException as error:  # the script's to handle, in its own thread
-            made.put((None, error))
-            return
-        made.put(result)
-        del result
+        with held:
+            try:
+                result = draw(), None
+            except StopIteration as end:
+                made.put((None, end.with_traceback(None)))  # its frames would keep the iterator alive
+                return
+            except BaseException as error:  # the script's to handle, in its own thread
+                made.put((None, error))
+                return
+            made.put(result)
+            del result
 
 
 _running: weakref.WeakSet[Drawing] = weakref.WeakSet()

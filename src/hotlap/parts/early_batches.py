@@ -24,12 +24,12 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter
 
 from hotlap.parts.batch_habits import Habits
-from hotlap.parts.drawing_ahead import Drawing
-from hotlap.parts.early_copies import Copier
+from hotlap.parts.drawing_ahead import Drawing, Paused
+from hotlap.parts.early_copies import Copier, no_fork
 from hotlap.parts.resident_iterators import Serving
 
 _PATIENCE, _STARTS = 64, 3  # batches and epochs of loaders that cannot be helped
-_HABITS_KEPT = 64
+_LOADERS_KEPT = 64
 _PASS = "_drawn_ahead"  # where an iterator carries its own; with anything else, errors held would keep it alive
 _DRAW_AT_START = (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
@@ -68,7 +68,8 @@ class _Pass:
                 self._indices = deque()
         own = {"_next_data": self._next_data, "_next_index": self._next_index, "_reset": self._reset}
         vars(iterator).update(own | {_PASS: self})
-        self._drawing = Drawing(_draws(self._reference, self._indices, habits, ahead), ahead)
+        held = no_fork if isinstance(iterator, Serving) else None  # workers are of no use to a forked copy anyway
+        self._drawing = Drawing(_draws(self._reference, self._indices, habits, ahead), ahead, held)
 
     def _next_data(self) -> Any:
         iterator = self._reference()
@@ -77,10 +78,10 @@ class _Pass:
             self._ask(iterator)
             self._drawing.more()
             return batch
-        if not isinstance(error, _Paused | StopIteration):
+        if not isinstance(error, Paused | StopIteration):
             self._ask(iterator)  # a loader whose worker raised does that first, and can be drawn from again
         self.end()
-        if isinstance(error, _Paused):
+        if isinstance(error, Paused):
             return type(iterator)._next_data(iterator)
         try:
             raise error
@@ -116,10 +117,6 @@ class _Pass:
             vars(iterator).pop(name, None)
 
 
-class _Paused(Exception):
-    """The next batch must not be drawn ahead."""
-
-
 def _capacity(iterator: Any) -> int:
     return int(iterator._prefetch_factor * iterator._num_workers)
 
@@ -132,7 +129,7 @@ def _draws(reference: Any, indices: deque[Any] | None, habits: Habits, ahead: in
         if iterator is None:
             raise StopIteration
         if isinstance(iterator, Serving) and not iterator.is_trusted:
-            raise _Paused
+            raise Paused
         while indices and iterator._tasks_outstanding < _capacity(iterator):
             iterator._try_put_index()
         batch = type(iterator)._next_data(iterator)
@@ -160,7 +157,7 @@ class EarlyBatches:
         running = vars(loader._iterator).get(_PASS) if loader._iterator is not None else None
         if running is not None:
             running.end()
-        if len(self._loaders) >= _HABITS_KEPT:
+        if len(self._loaders) >= _LOADERS_KEPT:
             self._loaders.clear()
         self._loaders[id(loader._index_sampler)] = weakref.ref(loader)
         self._starts += 1
@@ -194,11 +191,11 @@ class EarlyBatches:
 
     def _habits_of(self, iterator: Any) -> Habits:
         """Of all loaders that make the same batches: many scripts build one anew for each epoch."""
-        key = id(iterator._dataset), id(iterator._collate_fn)
+        owner = iterator._dataset if type(iterator._dataset).__weakrefoffset__ else iterator
+        key = id(owner), id(iterator._collate_fn)
         if key not in self._habits:
-            if len(self._habits) >= _HABITS_KEPT:
-                self._habits.clear()
             self._habits[key] = Habits(self._copiers)
+            weakref.finalize(owner, self._habits.pop, key, None).atexit = False  # another may get its number
         return self._habits[key]
 
     def _refuse(self, reason: str) -> None:

@@ -97,7 +97,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def copy_early(tensors: Sequence[torch.Tensor], copier: Copier, taken: Callable[[], object] = lambda: None) -> None:
     """Begin to copy these; each copy is handed out once, to the first call that asks for nothing more."""
-    with _no_fork:
+    with no_fork:
         copies = copier.copy(tensors)
     for tensor, made in zip(tensors, copies, strict=True):
         Dress(tensor, _Early(made, copier, tensor._version, taken))
@@ -258,9 +258,9 @@ def copier_for(device: torch.device) -> Copier | None:
     return CudaCopier(device) if device.type == "cuda" else None
 
 
-_no_fork = threading.Lock()  # held while a copy begins: a child must not inherit torch's and the driver's locks
+no_fork = threading.RLock()  # held while a copy begins: a child must not inherit torch's and the driver's locks
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_no_fork.release
+        before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release
     )  # fmt: skip

@@ -29,8 +29,12 @@ def set_limit(limit_bytes: int | None = None, hold: str = "auto") -> None:
     global _pool, _hold
     if hold not in _HOLDS:
         raise ValueError(f"hold is one of {', '.join(_HOLDS)}, not {hold!r}")
-    limit = min(4 << 30, psutil.virtual_memory().available // 4) if limit_bytes is None else limit_bytes
+    limit = default_limit(psutil.virtual_memory().available) if limit_bytes is None else limit_bytes
     _pool, _hold, _seen[:] = SharedPool(limit), hold, [0, 0, 0]
+
+
+def default_limit(free_bytes: int) -> int:
+    return min(4 << 30, free_bytes // 4)
 
 
 def expect(files: int) -> None:

@@ -14,9 +14,12 @@ A data set that never changes has a state of 0."""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+_REFERENCES = 2  # the loader's, and the one that counting takes
 
 
 class LastingWorkers:
@@ -33,6 +36,12 @@ class LastingWorkers:
 
     def keep(self, loader: Any) -> None:
         self._states[loader] = 0
+
+    def release(self, loader: Any) -> None:
+        """To be called before anybody else looks at a loader that is about to be iterated. An iterator that somebody
+        still holds, as in `zip(loader, loader)`, goes on by itself: without us there would be one for each of them."""
+        if loader in self._states and sys.getrefcount(loader._iterator) > _REFERENCES:
+            loader._iterator = None
 
     def start(self, loader: Any) -> None:
         """To be called whenever a loader is about to be iterated."""

@@ -10,72 +10,65 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
-import pickle
 import random
-import select
-import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hotlap.parts.forked import NoAnswer, asked
+
 _PATIENCE_SECONDS = 20.0
 _TELLING = {"time": "the clock", "urandom": "the system's random numbers", "time_ns": "the clock"}
 
 
-def why_impure(dataset: Any, indices: Sequence[int]) -> str | None:
+def reader(dataset: Any) -> Callable[[list[int]], list[Any]]:
+    """Reads samples as a DataLoader's own fetcher does."""
+
+    def read(index: list[int]) -> list[Any]:
+        if getattr(dataset, "__getitems__", None):
+            return dataset.__getitems__(index)  # type: ignore[no-any-return]
+        return [dataset[number] for number in index]
+
+    return read
+
+
+def why_impure(dataset: Any, indices: Sequence[int], state: Callable[[Any], int] = lambda dataset: 0) -> str | None:
     """The reason why samples may not be kept, or None. Reads some of them three times, in a forked process: a data set
-    that hangs or dies must not take the training with it."""
-    if not hasattr(os, "fork"):
-        return "purity cannot be tested on this system"
-    reading, writing = os.pipe()
-    child = fork()
-    if child == 0:
+    that hangs or dies must not take the training with it. One that reads on the same `state` gives the same number."""
+
+    def judged() -> str | None:
         try:
-            answer = _judged(dataset, indices)
+            return _judged(dataset, list(indices), state)
         except BaseException as error:
-            answer = f"reading a sample raised {type(error).__name__}"
-        os.write(writing, pickle.dumps(answer))
-        os._exit(0)
-    os.close(writing)
+            return f"reading a sample raised {type(error).__name__}"
+
     try:
-        return _answer(reading)
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def fork() -> int:
-    """Without Python's warning that other threads do not come along: nothing of theirs is used."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-def _answer(reading: int) -> str | None:
-    ready, _, _ = select.select([reading], [], [], _PATIENCE_SECONDS)
-    said = os.read(reading, 1 << 16) if ready else b""
-    if not said:
-        return "reading a few samples twice took too long or ended the process"
-    answer: str | None = pickle.loads(said)
+        answer: str | None = asked(judged, _PATIENCE_SECONDS)
+    except NoAnswer as reason:
+        return f"a few samples were to be read twice: {reason}"
     return answer
 
 
-def _judged(dataset: Any, indices: Sequence[int]) -> str | None:
+def _judged(dataset: Any, indices: list[int], state: Callable[[Any], int]) -> str | None:
     gc.disable()  # what the training left behind is not ours to end
     torch.set_num_threads(1)  # threads do not survive a fork
-    before = _generators()
-    first = [dataset[index] for index in indices]  # what is imported on the way is none of the sample's
+    read, before = reader(dataset), _generators()
+    first = read(indices)  # what is imported on the way is none of the sample's
     with _Draws() as draws:
-        second = [dataset[index] for index in indices]
-    with _Calls() as calls:
-        third = [dataset[index] for index in indices]
+        second = [sample for index in indices for sample in read([index])]  # nor may it depend on its neighbours
+    state_before = state(dataset)
+    with _Calls() as calls, _Words() as words:
+        third = read(indices)
+    if words.seen:
+        return "a sample prints something"
+    if state(dataset) != state_before:
+        return "reading a sample changes its data set"
     if draws.seen:
         return f"a sample draws random numbers ({draws.seen})"
     if calls.seen:
@@ -155,6 +148,18 @@ class _Draws:
 
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(*error)
+
+
+class _Words:
+    """What is written where the script's own output goes."""
+
+    def __enter__(self) -> _Words:
+        self._own, sys.stdout = sys.stdout, io.StringIO()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        assert isinstance(sys.stdout, io.StringIO)
+        self.seen, sys.stdout = sys.stdout.getvalue(), self._own
 
 
 class _Calls:

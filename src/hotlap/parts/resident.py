@@ -31,6 +31,7 @@ from hotlap.parts.resident_filler import Filler, Reader
 
 _CHECKED_EVERY = 16  # batches; and never more than this share of the time:
 _CHECK_SHARE = 0.01
+_PROVEN = 4  # samples that somebody else made
 
 
 class Changed(Exception):
@@ -57,17 +58,6 @@ class Room:
         self.left_bytes += taken_bytes
 
 
-def reader(dataset: Any) -> Reader:
-    """Reads samples as a DataLoader's own fetcher does."""
-
-    def read(index: list[int]) -> list[Any]:
-        if getattr(dataset, "__getitems__", None):
-            return dataset.__getitems__(index)  # type: ignore[no-any-return]
-        return [dataset[number] for number in index]
-
-    return read
-
-
 class Resident:
     """The samples of one map-style data set. A store without room for all of them raises `Refused`."""
 
@@ -81,6 +71,7 @@ class Resident:
         self._check_at, self._check_time = _CHECKED_EVERY, 0.0
         self._filler: Filler | None = None
         self._changing = threading.RLock()
+        self._is_proven = self._has_others = False  # samples that somebody else made
 
     @property
     def share(self) -> float:
@@ -103,7 +94,17 @@ class Resident:
     def keep(self, index: Sequence[int], batch: Any) -> None:
         """Take down the rows of a batch that the loader made."""
         with self._changing:
+            self._has_others = True
             self._keep(self._places(index), batch)
+
+    def prove(self) -> None:
+        """Once: some of the samples that somebody else made are what is made here, or `Changed` is raised. Workers may
+        have been told something by the script that this process was not."""
+        if self._has_others and not self._is_proven:
+            kept = numpy.flatnonzero(self._has)
+            for place in kept[:: max(1, len(kept) // _PROVEN)][:_PROVEN].tolist():
+                self._check(place)
+            self._is_proven = True
 
     def batch(self, index: Sequence[int], pinned: bool = False) -> Any:
         """The batch the loader would have made. A sample that is not kept yet is loaded now."""
@@ -211,7 +212,7 @@ class _HostRows:
         self.array[places] = leaf.contiguous().view(len(leaf), -1).view(torch.uint8).numpy()
 
     def gather(self, places: Any, pinned: bool) -> Any:
-        out = torch.empty((len(places), *self._shape), dtype=self._dtype, pin_memory=pinned)
+        out = torch.empty((len(places), *self._shape), dtype=self._dtype, device="cpu", pin_memory=pinned)
         into = out.view(len(places), -1).view(torch.uint8).numpy()
         numpy.take(self.array, places, axis=0, out=into, mode="clip")  # the other modes go through a buffer
         return out

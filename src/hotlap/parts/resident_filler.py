@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
-from hotlap.parts.purity import fork
+from hotlap.parts.forked import end, fork, stand_aside
 
 _PROVEN = 4  # samples that are kept already: a process must make the same of them before its others are believed
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -32,15 +32,22 @@ class Filler:
         self, read: Reader, rows: Sequence[Any], has: Any, kinds: Sequence[tuple[Any, Any]], processes: int
     ) -> None:  # fmt: skip
         self._owner = os.getpid()
-        self._reading, writing = os.pipe()
+        self._children: list[int] = []
+        try:
+            self._reading, writing = os.pipe()
+        except OSError:  # the script has as many files open as it may
+            return
         os.set_blocking(self._reading, False)
+        self._pipe = os.fstat(self._reading)
         library = ctypes.CDLL(None) if sys.platform == "linux" else None
-        self._children = []
         for number in range(processes):
-            child = fork()
+            try:
+                child = fork()
+            except OSError:  # it has as many processes
+                break
             if child == 0:
                 try:
-                    _come_down(self._owner, library)
+                    _come_down(library)
                     _fill(read, rows, has, kinds, range(len(has) - 1 - number, -1, -processes), writing, self._owner)
                 finally:
                     os._exit(0)
@@ -51,6 +58,9 @@ class Filler:
         """The samples that were made since the last time."""
         said = b""
         while self._children:
+            if not self._is_open():
+                self.close()
+                break
             try:
                 more = os.read(self._reading, 1 << 16)
             except BlockingIOError:
@@ -64,25 +74,25 @@ class Filler:
         if not self._children or os.getpid() != self._owner:  # a forked copy of us owns nothing
             return
         children, self._children = self._children, []
-        os.close(self._reading)
+        if self._is_open():
+            os.close(self._reading)
         for child in children:
-            try:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-            except (ProcessLookupError, ChildProcessError):  # the script waits for children of its own
-                continue
+            end(child)
+
+    def _is_open(self) -> bool:
+        """A script that closes all files closes ours, and its next one gets the number."""
+        try:
+            return os.path.samestat(os.fstat(self._reading), self._pipe)
+        except OSError:
+            return False
 
 
-def _come_down(owner: int, library: Any) -> None:
+def _come_down(library: Any) -> None:
     """Below everything else that wants to run, silent, and gone when the training is."""
     if library is not None:
         library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    stand_aside()
     os.nice(19)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
     torch.set_num_threads(1)  # threads do not survive a fork
     gc.freeze()
 

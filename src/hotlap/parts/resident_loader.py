@@ -11,8 +11,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from hotlap.parts.purity import why_impure
-from hotlap.parts.resident import Changed, Refused, Resident, Room, reader
+from hotlap.parts.forked import why_no_fork
+from hotlap.parts.open_files import open_handle
+from hotlap.parts.purity import reader, why_impure
+from hotlap.parts.resident import Changed, Refused, Resident, Room
 from hotlap.parts.resident_iterators import iterator
 
 _ENOUGH = 0.9  # of the data set at the start of an epoch: what is missing is loaded as it is asked for
@@ -60,14 +62,24 @@ class ResidentSamples:
         self._state, self._given_up = state, given_up
         self._seen_state: int | None = None
         self._is_read_here = False  # by a loader without workers
+        self._has_fillers = False  # or had, or was found to bear none
 
     @property
     def is_ready(self) -> bool:
-        return self.store is not None and self.store.share >= _ENOUGH
+        return self._has(_ENOUGH)
 
     @property
     def is_filled(self) -> bool:
-        return self.store is not None and self.store.share >= _ENOUGH_NOW
+        return self._has(_ENOUGH_NOW)
+
+    def _has(self, share: float) -> bool:
+        if self.store is None or self.store.share < share:
+            return False
+        try:
+            self.store.prove()
+        except Changed:
+            self._give_up("its workers make other samples than the training process would")
+        return self.store is not None
 
     def begins(self, loader: Any) -> bool:
         """An epoch is about to begin: may it use the store? The first time samples are tested; later the data set must
@@ -77,8 +89,7 @@ class ResidentSamples:
         dataset = loader.dataset
         self._is_read_here = self._is_read_here or not loader.num_workers
         if self._seen_state is None:
-            size = len(dataset)
-            reason = why_impure(dataset, [number * (size - 1) // _PROBED for number in range(_PROBED + 1)])
+            reason = self._why_impure(loader)
             if reason is not None:
                 self._give_up(reason)
             self._seen_state = self._state(dataset)
@@ -86,6 +97,15 @@ class ResidentSamples:
             self._give_up("the data set changed between two epochs")
         self._fill(loader.num_workers)
         return self.store is not None
+
+    def _why_impure(self, loader: Any) -> str | None:
+        handle, size = open_handle(loader.dataset), len(loader.dataset)
+        if handle:
+            return f"its data set holds an open file ({handle}), whose place a fork would share"
+        probed = [number * (size - 1) // _PROBED for number in range(_PROBED + 1)]
+        if loader.num_workers:  # what they do to their copies of a data set is not seen here anyway
+            return why_impure(loader.dataset, probed)
+        return why_impure(loader.dataset, probed, self._state)
 
     def keep(self, index: Any, batch: Any, workers: int) -> None:
         """Take down what a loader made."""
@@ -124,10 +144,13 @@ class ResidentSamples:
         """Load the rest in the background, where a core is free for it. Only the main thread may fork: another one may
         end before the training does."""
         is_main = threading.current_thread() is threading.main_thread()
-        if self.store is not None and self.store.is_laid_out and is_main and hasattr(os, "fork"):
-            spare = min(free_cores(workers), _MOST_FILLERS)
-            if spare > 0:
-                self.store.fill(reader(self._dataset()), spare)
+        if self.store is None or not self.store.is_laid_out or not is_main or self._has_fillers:
+            return
+        spare = min(free_cores(workers), _MOST_FILLERS)
+        if spare > 0:
+            self._has_fillers, dataset = True, self._dataset()
+            if why_no_fork() is None and not open_handle(dataset):  # which may have been opened by the first sample
+                self.store.fill(reader(dataset), spare)
 
     def _read_again(self, index: list[int]) -> Any:
         """Reading may change a data set, as when it opens its file late. Where workers did the reading so far, that is

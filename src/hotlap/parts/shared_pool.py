@@ -73,7 +73,8 @@ class SharedPool:
         self._links = view[links_start : links_start + 4 * self._blocks].cast("I")  # the block after this one, + 1
         self._data = view[start:]
         self._threads = threading.Lock()
-        weakref.finalize(self, os.close, self._file).atexit = False
+        self._own = os.fstat(self._file)
+        weakref.finalize(self, _close, self._file, self._own).atexit = False
         _pools.add(self)
 
     def __reduce__(self) -> Any:
@@ -142,6 +143,8 @@ class SharedPool:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         with self._threads:  # the kernel's lock knows processes only
+            if not os.path.samestat(os.fstat(self._file), self._own):
+                raise OSError("closed, and the number is another file's")
             fcntl.lockf(self._file, fcntl.LOCK_EX)
             try:
                 if self._head[_BUSY]:
@@ -298,6 +301,12 @@ def _nameless_file(size: int) -> int:
             file = os.dup(temporary.fileno())
     os.truncate(file, size)
     return file
+
+
+def _close(file: int, own: os.stat_result) -> None:
+    with contextlib.suppress(OSError):  # a script that closes all files closed this one, and may have the number now
+        if os.path.samestat(os.fstat(file), own):
+            os.close(file)
 
 
 def _opened(file: Any, limit_bytes: int, slots: int) -> SharedPool:

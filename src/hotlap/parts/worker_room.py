@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
-import select
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from hotlap.parts.forked import NoAnswer, asked
 
 DEPTH = 2  # torch's own prefetch_factor
 _SHARE = 0.5  # of what is free: the training, and other loaders, want some of it
@@ -50,20 +47,7 @@ class WorkerRoom:
 def sample_bytes(dataset: Any, weigh: Callable[[Any], int]) -> int:
     """What one sample weighs, read in a forked process, so that no generator moves and nothing hangs; 0 where that
     cannot be told."""
-    if not hasattr(os, "fork"):
-        return 0
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            os.write(writing, pickle.dumps(weigh(dataset[0])))
-        os._exit(0)
-    os.close(writing)
     try:
-        ready, _, _ = select.select([reading], [], [], _PATIENCE_SECONDS)
-        said = os.read(reading, 4096) if ready else b""
-        return int(pickle.loads(said)) if said else 0
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        return int(asked(lambda: weigh(dataset[0]), _PATIENCE_SECONDS))
+    except NoAnswer:
+        return 0

@@ -1,0 +1,98 @@
+"""A question answered by a forked copy of this process: it may hang, die, print, or move random generators and the
+training knows nothing of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+
+class NoAnswer(Exception):
+    """With the reason."""
+
+
+def asked(question: Callable[[], Any], patience_seconds: float) -> Any:
+    """What `question()` returns in a process of its own."""
+    reason = why_no_fork()
+    if reason is not None:
+        raise NoAnswer(reason)
+    try:
+        reading, writing = os.pipe()
+    except OSError as error:  # the script has as many files open as it may
+        raise NoAnswer(f"no process could be started ({error.strerror})") from error
+    try:
+        child = _asker(question, reading, writing)
+    except OSError as error:
+        os.close(reading)
+        raise NoAnswer(f"no process could be started ({error.strerror})") from error
+    finally:
+        os.close(writing)
+    try:
+        return _answer(reading, patience_seconds)
+    finally:
+        os.close(reading)
+        end(child)
+
+
+def _asker(question: Callable[[], Any], reading: int, writing: int) -> int:
+    child = fork()
+    if child == 0:
+        try:  # nothing may leave this process: it stands in the middle of the script
+            stand_aside()
+            os.write(writing, pickle.dumps(question()))
+        finally:
+            os._exit(0)
+    return child
+
+
+def _answer(reading: int, patience_seconds: float) -> Any:
+    waiting = select.poll()  # `select` knows the first 1024 files only
+    waiting.register(reading, select.POLLIN)
+    said = os.read(reading, 1 << 16) if waiting.poll(1000 * patience_seconds) else b""
+    if not said:
+        raise NoAnswer("it took too long or ended the process")
+    return pickle.loads(said)
+
+
+def why_no_fork() -> str | None:
+    """What stands against children that the script knows nothing of."""
+    if not hasattr(os, "fork"):
+        return "this system cannot fork"
+    handler: Any = signal.getsignal(signal.SIGCHLD)
+    if getattr(handler, "__module__", "") == "torch.utils.data._utils.signal_handling":
+        handler = handler.__closure__[0].cell_contents  # the one before a loader's
+    return "the script minds its child processes itself" if handler not in (signal.SIG_DFL, None) else None
+
+
+def fork() -> int:
+    """Without Python's warning that other threads do not come along: nothing of theirs is used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def stand_aside() -> None:
+    """In a forked copy: what is sent to the whole group is not for us, and nobody hears us."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # the script's may lead elsewhere, and holds words
+
+
+def end(child: int) -> None:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # the script waits for children of its own
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

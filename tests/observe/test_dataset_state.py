@@ -1,0 +1,84 @@
+"""What a script changes in its data set between two epochs is seen; what it leaves alone is not."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from hotlap.observe.dataset_state import dataset_state
+
+scale = 1.0
+labels: Any = None  # as a script may call what a data set calls its own
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def times(self, x: float) -> float:
+        return x * self.factor
+
+
+class Samples:
+    size = 32
+
+    def __init__(self) -> None:
+        self.transform: Any = scaled(1.0)
+        self.labels = numpy.zeros(100_000, numpy.int64)
+        self.samples = [(f"{number}.jpg", 0) for number in range(1000)]
+        self.table = torch.zeros(8)
+        self.shared = multiprocessing.Value("d", 1.0)
+        self.slotted = Slotted()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.table[index]) * scale, self.labels[index]
+
+
+def scaled(factor: float) -> Callable[[Any], Any]:
+    return lambda x: x * factor
+
+
+def larger(samples: Samples) -> None:
+    global scale
+    scale += 1
+
+
+CHANGES: dict[str, Callable[[Samples], Any]] = {
+    "another function": lambda samples: setattr(samples, "transform", lambda x: x + 1),
+    "the same function round something else": lambda samples: setattr(samples, "transform", scaled(2.0)),
+    "partial": lambda samples: setattr(samples, "transform", functools.partial(pow, exp=2)),
+    "a method of another object": lambda samples: setattr(samples, "transform", Slotted().times),
+    "one label of many": lambda samples: samples.labels.__setitem__(77_777, 1),
+    "one item of many": lambda samples: samples.samples.__setitem__(500, ("500.jpg", 1)),
+    "a tensor": lambda samples: samples.table.add_(1),
+    "a value shared with workers": lambda samples: setattr(samples.shared, "value", 2.0),
+    "an object without a dict": lambda samples: setattr(samples.slotted, "factor", 2.0),
+    "an attribute of its class": lambda samples: setattr(Samples, "size", Samples.size + 1),
+    "a global": larger,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changes_are_seen(change: Callable[[Samples], Any]) -> None:
+    samples = Samples()
+    before = dataset_state(samples)
+    assert dataset_state(samples) == before
+    change(samples)
+    assert dataset_state(samples) != before
+
+
+def test_what_it_does_not_read_is_no_change() -> None:
+    global labels
+    samples = Samples()
+    before = dataset_state(samples)
+    labels, samples.transform = 3, scaled(1.0)  # a name of the script's own; the same function, made again
+    samples[0]
+    assert dataset_state(samples) == before

@@ -1,0 +1,101 @@
+"""Forked copies of the training: whatever they do, and however scarce files and processes are, the script goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from hotlap.parts import forked
+from hotlap.parts.forked import NoAnswer, asked, why_no_fork
+from hotlap.parts.worker_room import sample_bytes
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """More open than `select` can tell apart."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for file in files:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_answer(many_files) -> None:
+    assert asked(lambda: os.getppid(), 20) == os.getpid()
+
+
+def test_nothing_leaves_the_copy(capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither an error of its own, nor a word, nor what the script had not written yet."""
+    print("pending", end="")
+
+    def fails() -> None:
+        print("again", flush=True)
+        raise KeyboardInterrupt
+
+    with pytest.raises(NoAnswer):
+        asked(fails, 20)
+    print(flush=True)
+    assert capfd.readouterr().out == "pending\n"
+
+
+def test_signals_for_the_group_are_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: os._exit(9))
+    try:
+        assert asked(lambda: os.kill(os.getpid(), signal.SIGUSR1) or "alive", 20) == "alive"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("missing", ["pipe", "fork"])
+def test_without_files_or_processes_there_is_no_answer(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def refused() -> None:
+        raise OSError(errno.EMFILE, "Too many")
+
+    monkeypatch.setattr(os, missing, refused)
+    files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(NoAnswer, match="Too many"):
+        asked(lambda: 1, 20)
+    assert sample_bytes([1], lambda sample: 8) == 0
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])
+def test_a_script_that_minds_its_children_gets_none_of_ours(handler) -> None:
+    before = signal.signal(signal.SIGCHLD, handler)
+    try:
+        with pytest.raises(NoAnswer, match="minds its child processes"):
+            asked(lambda: 1, 20)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_loaders_own_handler_is_none_of_the_scripts() -> None:
+    from torch.utils.data._utils import signal_handling
+
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    was_set, signal_handling._SIGCHLD_handler_set = signal_handling._SIGCHLD_handler_set, False
+    try:
+        signal_handling._set_SIGCHLD_handler()
+        assert why_no_fork() is None
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal_handling._SIGCHLD_handler_set = False
+        signal_handling._set_SIGCHLD_handler()
+        assert why_no_fork() is not None
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        signal_handling._SIGCHLD_handler_set = was_set
+
+
+def test_a_child_that_was_waited_for_by_others_is_no_error() -> None:
+    child = forked.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    forked.end(child)
