@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -33,6 +34,7 @@ class GraphRecorder:
     def __init__(self) -> None:
         self.flags: dict[str, Any] = {"capturable": True}
         self._pool: Any = None
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def is_busy(self) -> bool:
@@ -46,7 +48,8 @@ class GraphRecorder:
         """Not by `torch.cuda.graph`, which empties the allocator's cache: gradients would move, and with them the
         reason to record. Other threads, such as one that pins batches, may go on meanwhile."""
         with torch.cuda.device(device):
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            if not self._graphs:  # a pool whose last graph is gone cannot be used again
+                self._pool = torch.cuda.graph_pool_handle()
             graph, stream, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
             stream.wait_stream(current)
             with torch.cuda.stream(stream), _uncollected():
@@ -59,6 +62,7 @@ class GraphRecorder:
                     raise
                 graph.capture_end()
             current.wait_stream(stream)
+        self._graphs.add(graph)
         return graph.replay
 
 
