@@ -26,7 +26,7 @@ NAMES = "loader-workers,channels-last,fused-optimizer,sample-cache,mixed-precisi
 
 def test_settings_by_name() -> None:
     (workers, fused) = named("loader-workers:num_workers=3, fused")
-    assert workers.setting == {"num_workers": 3} and fused.setting == {}
+    assert workers.setting == {"num_workers": 3} and fused.setting == {"kind": "fused"}
     assert [one.setting["scaled"] for one in named("fast-jpeg:scaled=true,fast-jpeg:scaled=False")] == [True, False]
     wrong = (
         "loader-workers:workers=3",
@@ -107,7 +107,7 @@ def plan_file(folder: Path, *scripts: str, technique: str = "fused-optimizer") -
 def test_inside_it_is_fast_and_trains_the_same() -> None:
     plain = train(*built())
     with hotlap.applied("fused-optimizer,channels-last") as on:
-        assert on.applied == ["fused-optimizer", "channels-last"] and on.withdrawn == []
+        assert on.applied == ["fused-optimizer (kind fused)", "channels-last"] and on.withdrawn == []
         model, optimizer, loader = built()
         fast = train(model, optimizer, loader)
         assert optimizer.param_groups[0]["fused"] is True
@@ -138,7 +138,7 @@ def test_an_exception_passes_and_all_is_undone() -> None:
         raise ZeroDivisionError
     assert attributes() == before
     with hotlap.applied("fused") as on:  # and the way is free again
-        assert on.applied == ["fused-optimizer"]
+        assert on.applied == ["fused-optimizer (kind fused)"]
 
 
 def test_what_was_built_before_is_not_touched() -> None:
@@ -164,7 +164,7 @@ def test_nested_use_is_one_sentence_and_harms_nothing() -> None:
 @pytest.mark.parametrize("names", ["fused, nhwc", ["fused-optimizer", "channels_last"], ("fused", "memory_format")])
 def test_names_as_for_run(names) -> None:
     with hotlap.applied(names) as on:
-        assert on.applied == ["fused-optimizer", "channels-last"]
+        assert on.applied == ["fused-optimizer (kind fused)", "channels-last"]
 
 
 def test_an_unknown_name_is_one_sentence() -> None:
@@ -190,12 +190,12 @@ def test_a_technique_that_cannot_be_applied_is_named(monkeypatch: pytest.MonkeyP
 def test_plans_by_path_and_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = plan_file(tmp_path, "train.py")
     with hotlap.applied(str(path)) as on:
-        assert on.applied == ["fused-optimizer"]
+        assert on.applied == ["fused-optimizer (kind fused)"]
     with hotlap.applied(path) as on:
-        assert on.applied == ["fused-optimizer"]
+        assert on.applied == ["fused-optimizer (kind fused)"]
     monkeypatch.chdir(tmp_path)
     with hotlap.applied() as on:  # the only plan there is, whoever is running
-        assert on.applied == ["fused-optimizer"]
+        assert on.applied == ["fused-optimizer (kind fused)"]
 
 
 def test_several_plans_and_none_for_this_script(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_script_finds_its_own_plan_from_anywhere(tmp_path: Path) -> None:
     )
     (tmp_path / "train.py").write_text(text)
     done = python(str(tmp_path / "train.py"), cwd=Path("/"))
-    assert done.stdout == "['fused-optimizer']\n", done.stderr
+    assert done.stdout == "['fused-optimizer (kind fused)']\n", done.stderr
 
 
 def test_in_a_notebook(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_in_a_notebook(tmp_path: Path) -> None:
     text = f"import sys\ndel sys.modules['__main__'].__dict__['__file__']\nexec({cell!r}, {{'__name__': '__main__'}})\n"
     (tmp_path / "kernel.py").write_text(text)
     done = python(str(tmp_path / "kernel.py"), cwd=tmp_path)
-    assert done.stdout == "['fused-optimizer'] True\n", done.stderr
+    assert done.stdout == "['fused-optimizer (kind fused)'] True\n", done.stderr
 
 
 def test_importing_hotlap_is_cheap_and_applied_is_a_function(tmp_path: Path) -> None:

@@ -79,7 +79,11 @@ def fork() -> int:
 
 
 def stand_aside() -> None:
-    """In a forked copy: what is sent to the whole group is not for us, and nobody hears us."""
+    """In a forked copy: what is sent to the whole group is not for us, and nobody hears us. Torch's threads did not
+    come along, and waiting for them would be in vain."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_IGN)

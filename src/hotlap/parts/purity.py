@@ -57,7 +57,6 @@ def why_impure(dataset: Any, indices: Sequence[int], state: Callable[[Any], int]
 
 def _judged(dataset: Any, indices: list[int], state: Callable[[Any], int]) -> str | None:
     gc.disable()  # what the training left behind is not ours to end
-    torch.set_num_threads(1)  # threads do not survive a fork
     read, before = reader(dataset), _generators()
     first = read(indices)  # what is imported on the way is none of the sample's
     with _Draws() as draws:

@@ -26,6 +26,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import default_collate
 
+from hotlap.parts.purity import reader as reader
 from hotlap.parts.purity import same
 from hotlap.parts.resident_filler import Filler, Reader
 

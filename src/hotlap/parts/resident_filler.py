@@ -93,7 +93,6 @@ def _come_down(library: Any) -> None:
         library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     stand_aside()
     os.nice(19)
-    torch.set_num_threads(1)  # threads do not survive a fork
     gc.freeze()
 
 
