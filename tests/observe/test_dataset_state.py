@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -82,3 +83,14 @@ def test_what_it_does_not_read_is_no_change() -> None:
     labels, samples.transform = 3, scaled(1.0)  # a name of the script's own; the same function, made again
     samples[0]
     assert dataset_state(samples) == before
+
+
+def test_paths_are_what_they_name() -> None:
+    """They fill in attributes of their own when they are asked for a part of themselves."""
+    samples = Samples()
+    samples.files = [Path("photos") / "beach" / f"{number}.jpg" for number in range(100)]
+    before = dataset_state(samples)
+    assert {(path.parent.name, path.suffix, hash(path), str(path)) for path in samples.files}
+    assert dataset_state(samples) == before
+    samples.files[3] = Path("photos") / "city" / "3.jpg"
+    assert dataset_state(samples) != before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dis
 import functools
+import os
 import sys
 import types
 import zlib
@@ -15,6 +16,7 @@ _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType)
 _DEPTH, _ITEMS, _NODES = 5, 32, 2000
 _IDENTITIES = 1 << 16  # items of a list
 _SAMPLED_BYTES = 1 << 20
+_LIBRARIES = {*sys.stdlib_module_names, "torch"} - {"__main__"}
 
 
 def dataset_state(dataset: Any) -> int:
@@ -37,6 +39,9 @@ def _describe(value: Any, depth: int, words: list[str], above: set[int]) -> None
         return
     if isinstance(value, _PLAIN):
         words.append(repr(value) if not isinstance(value, (str, bytes)) else str(hash(value)))
+        return
+    if isinstance(value, os.PathLike):  # a Path fills in its own attributes as it is asked for them
+        words.append(os.fsdecode(os.fspath(value)))
         return
     if _is_array(value):
         words.append(_array(value))
@@ -96,7 +101,7 @@ def _inside_object(value: Any) -> list[Any]:
     """Its own attributes, and the plain ones of its classes."""
     held = list(getattr(value, "__dict__", {}).items())
     for kind in type(value).__mro__:
-        if kind.__module__ != "builtins" and not kind.__module__.startswith("torch."):
+        if kind.__module__.partition(".")[0] not in _LIBRARIES:  # their attributes may be filled in late
             held += [(name, one) for name, one in vars(kind).items() if isinstance(one, _PLAIN) and name[:2] != "__"]
             slots = [name for name, one in vars(kind).items() if isinstance(one, types.MemberDescriptorType)]
             held += [(name, getattr(value, name, None)) for name in slots]
