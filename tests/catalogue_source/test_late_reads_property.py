@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from late_loops import outcome, script, stand_in, written
 
@@ -76,7 +76,7 @@ def loops(draw: st.DrawFn) -> str:
     return "def train():\n" + textwrap.indent("\n".join(lines), "    ")
 
 
-def examine(examples: int, is_random: bool = False) -> tuple[int, int]:
+def examine(examples: int, is_random: bool = False, shrinks: bool = True) -> tuple[int, int]:
     """How many loops were tried, and into how many something was written."""
     tried = [0, 0]
 
@@ -85,6 +85,7 @@ def examine(examples: int, is_random: bool = False) -> tuple[int, int]:
         deadline=None,
         database=None,
         derandomize=not is_random,
+        phases=[Phase.generate, *([Phase.shrink] if shrinks else [])],
         suppress_health_check=list(HealthCheck),
     )
     @given(loops())
@@ -113,4 +114,4 @@ def test_a_total_that_is_not_read_again_is_seen(monkeypatch: pytest.MonkeyPatch)
     stand_in(monkeypatch)
     monkeypatch.setattr(running_totals._Proof, "_is_read_before", lambda self, statement, shown: statement != shown[0])
     with pytest.raises(AssertionError):
-        examine(40)
+        examine(40, shrinks=False)
