@@ -17,7 +17,7 @@ _HARDLY = 0.02  # of the step spent waiting for data
 
 
 class FastStorage(Technique):
-    """The data set lies where it can be read as fast as the steps consume it; a slow folder is copied once, beforehand.
+    """The data set lies where it can be read as fast as the steps consume it: advice, and a part to copy it.
 
     ## Why it is faster
     No number of workers reads more than the storage gives. A disk that turns, a network share or a container's overlay

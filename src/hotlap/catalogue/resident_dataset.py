@@ -38,9 +38,9 @@ class ResidentDataset(Technique):
     now and then, for ever, and compared; at the first difference the loader goes on as it was.
 
     ## Claims
-    The lists say "load the data into memory" without a figure. Speed records on CIFAR-10 keep
-    everything on the device. Measured on one H200, the MNIST example went from 7.3 to 1.5 ms a step by hand, with its
-    data there; what this technique, which keeps it in main memory, gains there has not been measured yet.
+    The lists say "load the data into memory" without a figure. Speed records on CIFAR-10 keep everything on the device.
+    Measured on one H200, the MNIST example went from 7.3 to 1.5 ms a step by hand, with its data there; `hotlap tune`
+    proved 8.3 -> 2.7 ms, unedited, with this technique, which keeps it in main memory.
     """
 
     family = Family.WAIT

@@ -47,9 +47,9 @@ class SampleCache(Technique):
 
     ## Claims
     "Load the data set into memory" is in the tip lists, without a figure. It is not free advice: decoded pixels take
-    several times the room of the JPEG files (500 x 375 pixels are 550 KB), so the cache is bounded in bytes. Full, it
-    keeps what it has, and only what is no longer read makes room: with every key asked for once an epoch, throwing out
-    the oldest would leave nothing to find.
+    several times the room of the JPEG files (500 x 375 pixels are 750 KB as they are kept), so the cache is bounded in
+    bytes. Full, it keeps what it has, and only what is no longer read makes room: with every key asked for once an
+    epoch, throwing out the oldest would leave nothing to find.
     """
 
     family = Family.WAIT

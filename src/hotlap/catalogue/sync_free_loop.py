@@ -41,7 +41,7 @@ class SyncFreeLoop(Technique):
     ## What changes numerically
     Nothing: the values are put aside on the device, and the arithmetic is Python's own, done when the number is read,
     in the order in which it is written. The type is the same, too. A sum made on the device would not do: in float32 it
-    rounds where Python does not, and CUDA divides by a number as it multiplies with the reciprocal. The fix is marked
+    rounds where Python does not. The fix is marked
     unsafe because it makes the script import hotlap.
 
     ## Claims

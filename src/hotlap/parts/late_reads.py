@@ -12,8 +12,7 @@
 
 Only the tensor's value is put aside on the device. The arithmetic is Python's own, done on the host when the number is
 read, in the order it was written: the result has the bits and the type that `.item()` in every step would have given.
-Adding up on the device would not: there a division by a number is a product with its reciprocal, an int64 tensor times
-a float is a float32, and integers wrap round."""
+Adding up on the device would not: there an int64 tensor times a float is a float32, and integers wrap round."""
 
 from __future__ import annotations
 
