@@ -30,7 +30,7 @@ _HEAD = "# Written by `hotlap tune`, read by `hotlap run`. Data only: edit it, c
 class Entry:
     technique: str
     setting: dict[str, Any]
-    ratio: float  # screened: what it added when it was taken in
+    ratio: float | None  # screened: what it added when it was taken in; None where it came in with others
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def _replace(path: str, plans: list[Plan]) -> str:
 
 def _plan(table: dict[str, Any]) -> Plan:
     entries = [
-        Entry(str(row["id"]), dict(row.get("setting", {})), float(row["ratio"])) for row in table.get("technique", [])
+        Entry(str(row["id"]), dict(row.get("setting", {})), float(row["ratio"]) if "ratio" in row else None)
+        for row in table.get("technique", [])
     ]
     words: dict[str, Any] = {key: str(table[key]) for key in _WORDS}
     figures: dict[str, Any] = {key: float(table["speedup"][key]) for key in _FIGURES}
@@ -138,7 +139,8 @@ def _text(plan: Plan) -> str:
     speed = ", ".join(f"{key} = {getattr(plan, key):.3f}" for key in _FIGURES)
     lines.append(f"speedup = {{ {speed} }}")
     for entry in plan.entries:
-        lines += ["", "[[plan.technique]]", f"id = {_value(entry.technique)}", f"ratio = {entry.ratio:.3f}"]
+        lines += ["", "[[plan.technique]]", f"id = {_value(entry.technique)}"]
+        lines += [f"ratio = {entry.ratio:.3f}"] if entry.ratio is not None else []
         if entry.setting:
             inside = ", ".join(f"{key} = {_value(value)}" for key, value in entry.setting.items())
             lines.append(f"setting = {{ {inside} }}")

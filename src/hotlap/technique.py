@@ -86,6 +86,7 @@ class Technique:
     start_up_seconds: ClassVar[float] = 0.0  # what it may take to get going, once in every run
     fills_in_an_epoch: ClassVar[bool] = False  # gains only once every sample has been seen
     adjustable: ClassVar[bool] = False  # a script that has it may have it set badly: tried although it is in use
+    batch_tolerance: ClassVar[float] = 0.0  # how far its batches may be from the script's, as a share of their spread
     default: ClassVar[Setting] = {}  # what `fix` writes where no plan says otherwise
 
     def parity(self, run: Run | None) -> Parity:

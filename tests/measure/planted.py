@@ -96,6 +96,40 @@ class StaleBatches(Planted):
         patch.at(patch.joints.batch_drawn, drawn)
 
 
+class RoundedPixels(Planted):
+    """Batches made another way: the same but for rounding."""
+
+    batch_tolerance = 0.02
+    noise = 0.005
+
+    def apply(self, patch, setting):
+        import torch
+
+        own = torch.Generator().manual_seed(0)
+
+        def drawn(proceed, iterator):
+            x, *rest = proceed(iterator)
+            return [x + self.noise * torch.randn(x.shape, generator=own), *self.others(rest)]
+
+        patch.at(patch.joints.batch_drawn, drawn)
+
+    def others(self, rest):
+        return rest
+
+
+class BlurredPixels(RoundedPixels):
+    noise = 0.05
+
+
+class RoundedPixelsUnsaid(RoundedPixels):
+    batch_tolerance = 0.0
+
+
+class RoundedPixelsOfOthers(RoundedPixels):
+    def others(self, rest):
+        return [labels.flip(0) for labels in rest]
+
+
 class RepeatsABatch(Planted):
     """One batch comes twice, once; none is lost."""
 

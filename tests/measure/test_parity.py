@@ -29,7 +29,8 @@ class Judging:
         if name not in self._references:
             path.write_text(script(network, seed))
             self._references[name] = self._run(path, "reference"), self._run(path, "candidate")
-        return judge(level, *self._references[name], self._run(path, "candidate", choices))
+        tolerance = max((choice.technique.batch_tolerance for choice in choices), default=0.0)
+        return judge(level, *self._references[name], self._run(path, "candidate", choices), tolerance)
 
     def _run(self, path: Path, role, choices=()):
         order = Order(
@@ -89,6 +90,22 @@ def test_what_is_right_passes(judged, network, name, setting) -> None:
 @pytest.mark.parametrize("network", NETWORKS)
 def test_another_class_in_the_place_of_a_module_passes(judged, network) -> None:
     assert failures(judged(network, 2, Choice(planted.SwappedForItsLike(), {}))) == []
+
+
+@pytest.mark.parametrize("network", ["cnn", "mlp"])
+def test_batches_made_another_way_pass_within_what_the_technique_says(judged, network) -> None:
+    checks = judged(network, 2, Choice(planted.RoundedPixels(), {}))
+    assert failures(checks) == []
+    assert "by more than 2 % of their spread" in figure(checks, "batches").what
+
+
+@pytest.mark.parametrize(
+    "wrong", [planted.BlurredPixels, planted.RoundedPixelsUnsaid, planted.RoundedPixelsOfOthers, planted.StaleBatches]
+)
+def test_other_batches_than_a_technique_says_are_rejected(judged, wrong, monkeypatch) -> None:
+    if wrong is planted.StaleBatches:
+        monkeypatch.setattr(wrong, "batch_tolerance", 0.02)
+    assert not figure(judged("cnn", 2, Choice(wrong(), {})), "batches").passed
 
 
 def test_rounding_is_not_identical(judged) -> None:

@@ -85,8 +85,10 @@ class Made(Bench):
         return Timed(found, run, "enough", 1.0, True) if isinstance(found, float) else Untimed(found, None, "")
 
 
-def search(bench: Made, *techniques: Technique, budget: float = 100.0) -> Search:
+def search(bench: Made, *techniques: Technique, budget: float = 100.0, together: bool = False) -> Search:
     made = Search(bench, techniques, budget, "", bench._listener)
+    if not together:
+        made.screening._try_together = lambda candidates: candidates  # type: ignore[method-assign]
     made._baseline()
     return made
 
@@ -97,27 +99,27 @@ LEVELS = {(): 1.0, ("fast",): 0.5, ("other",): 0.9, ("fast", "other"): 0.45}
 def planned(bench: Made, *techniques: Technique, best: float, budget: float = 100.0) -> Search:
     made = search(bench, budget=budget)
     made.found.plan = [Choice(technique, {}) for technique in techniques]
-    made._best = best
+    made.found.level = best
     return made
 
 
 def test_what_the_plan_is_no_slower_without_goes_before_the_proof() -> None:
     bench = Made({**LEVELS, ("fast", "other"): 0.5})
     made = planned(bench, Other(), Fast(), best=0.5)
-    made._weed()
+    made.screening.weed()
     assert [str(choice) for choice in made.found.plan] == ["fast"]
     assert [(one.technique, one.reason) for one in made.found.rejected] == [("other", "worth nothing on top of fast")]
 
 
 def test_what_is_worth_something_stays() -> None:
     made = planned(Made(LEVELS), Other(), Fast(), best=0.45)
-    made._weed()
+    made.screening.weed()
     assert [str(choice) for choice in made.found.plan] == ["other", "fast"] and not made.found.rejected
 
 
 def test_leaving_out_that_fails_says_nothing_against_a_member() -> None:
     made = planned(Made({**LEVELS, ("fast",): "hang: no end within its limit"}), Other(), Fast(), best=0.5)
-    made._weed()
+    made.screening.weed()
     assert len(made.found.plan) == 2
 
 
@@ -131,21 +133,21 @@ def test_partners_go_or_stay_together() -> None:
     }
     for together, left in ((0.4, 3), (0.5, 1)):
         made = planned(Made(levels), Layout(), Precision(), Fast(), best=together)
-        made._weed()
+        made.screening.weed()
         assert len(made.found.plan) == left
 
 
 def test_without_room_nothing_is_left_out() -> None:
     bench = Made(LEVELS)
     made = planned(bench, Other(), Fast(), best=0.5, budget=3.0)
-    made._weed()
+    made.screening.weed()
     assert len(made.found.plan) == 2 and len(bench.asked) == 3
 
 
 def test_what_was_left_out_is_not_left_out_again() -> None:
     bench = Made(LEVELS)
     made = planned(bench, Other(), Fast(), best=0.45)
-    made._weed()
+    made.screening.weed()
     made.found.comparison = Comparison(Decision.CLAIM, Interval(2.2, 2.0, 2.4))
     count = len(bench.asked)
     Proof(bench, made.found, 100.0, 1.0, "")._ablate()
@@ -156,7 +158,7 @@ def test_what_was_left_out_is_not_left_out_again() -> None:
 
 def test_the_arithmetic_is_said_before_it_is_spent() -> None:
     bench = Made({**LEVELS, ("layout",): 1.0})
-    search(bench, Fast(), Other(), Layout(), budget=15.0)._screen()
+    search(bench, Fast(), Other(), Layout(), budget=15.0).screening.run()
     words = bench._listener.said_so[-1]  # type: ignore[attr-defined]
     assert words == (
         "start-up 2.0 s, 1000.0 ms a step, 1.0 s a trial; 3 candidates (3 with all settings), 3 fit in 15 s beside"
@@ -167,7 +169,7 @@ def test_the_arithmetic_is_said_before_it_is_spent() -> None:
 def test_what_did_not_fit_is_listed_and_nothing_is_concluded() -> None:
     bench = Made(LEVELS)
     made = search(bench, Other(), Fast(), budget=12.5)
-    made._screen()
+    made.screening.run()
     assert [one.technique for one in made.found.not_tried] == ["fast"]
     assert "the budget ended before fast" in made.found.not_tried[0].reason
     assert made.found.cut_short and "try --budget" in made.found.caveats[0]
@@ -179,7 +181,7 @@ def test_what_did_not_fit_is_listed_and_nothing_is_concluded() -> None:
 def recorded(path: str, levels: dict[Any, Any], *techniques: Technique) -> tuple[Made, Found]:
     bench = Made(levels, Known(path, {"script": "x"}))
     made = search(bench, *techniques)
-    made._screen()
+    made.screening.run()
     return bench, made.found
 
 
@@ -239,7 +241,7 @@ def test_what_starts_slowly_comes_last_and_what_was_idle_is_tried_with_it() -> N
     levels |= {("fast", "layout", "slow"): 0.2, ("slow",): 0.6, ("layout", "slow"): 0.4}
     bench = Made(levels)
     made = search(bench, Slow(), Fast(), Layout(), budget=200.0)
-    made._screen()
+    made.screening.run()
     assert [str(choice) for choice in made.found.plan] == ["fast", "slow (mode a)", "layout"]
     assert not any("slow" in names for names in bench.asked[: bench.asked.index(("fast", "slow"))])
     assert made.found.rejected == []
@@ -248,7 +250,7 @@ def test_what_starts_slowly_comes_last_and_what_was_idle_is_tried_with_it() -> N
 def test_what_starts_slowly_needs_room_for_its_start() -> None:
     bench = Made({(): 1.0, ("slow",): 0.5})
     made = search(bench, Slow(), budget=25.0)
-    made._screen()
+    made.screening.run()
     assert made.found.plan == [] and all("slow" not in names for names in bench.asked)
     assert {one.technique for one in made.found.not_tried} == {"slow"}
 
@@ -259,12 +261,12 @@ def test_what_gains_after_an_epoch_is_not_judged_by_less() -> None:
 
     bench = Made({(): 1.0, ("filling",): 0.5})
     made = search(bench, Filling())
-    made._screen()
+    made.screening.run()
     assert made.found.plan == [] and "first epoch" in made.found.not_tried[0].reason
     bench.epoch_steps = 10
     made = search(bench, Filling())
     bench.epoch_steps = 10
-    made._screen()
+    made.screening.run()
     assert [str(choice) for choice in made.found.plan] == ["filling"]
 
 
@@ -274,7 +276,7 @@ def test_a_trial_that_gave_a_technique_nothing_to_do_is_not_held_against_it() ->
             return False
 
     made = search(Made({(): 1.0, ("idle",): 1.0, ("other",): 1.0}), Idle(), Other())
-    made._screen()
+    made.screening.run()
     assert [one.reason for one in made.found.rejected] == [
         "1.00x: found nothing to do in a trial",
         "1.00x: no gain in a trial",
@@ -285,7 +287,7 @@ def test_time_is_kept_for_what_starts_slowly_where_the_others_have_enough() -> N
     others = [type(f"T{number:02}", (Fast,), {})() for number in range(40)]
     bench = Made({(): 1.0, ("slow",): 0.3} | {(one.id,): 1.0 for one in others})
     made = search(bench, *others, Slow(), budget=90.0)  # 3 are spent, 31.5 kept for proof, 21 for its start
-    made._screen()
+    made.screening.run()
     assert [str(choice) for choice in made.found.plan] == ["slow (mode a)"]
     assert len(made.found.not_tried) == 40 - 34
 
@@ -294,7 +296,7 @@ def test_what_was_taken_in_with_a_slow_starter_is_not_tried_once_more() -> None:
     levels = {(): 1.0, ("layout",): 1.0, ("precision",): 1.0, ("slow",): 0.5, ("layout", "slow"): 0.3}
     bench = Made(levels)
     made = search(bench, Slow(), Layout(), Precision(), budget=300.0)
-    made._screen()
+    made.screening.run()
     assert [str(choice) for choice in made.found.plan] == ["slow (mode a)", "layout"]
     assert bench.asked.count(("layout", "slow")) == 1
 
@@ -314,5 +316,111 @@ def test_an_end_of_an_epoch_that_takes_too_long_is_not_waited_for_unless_somethi
         fills_in_an_epoch = is_needed
 
     made = search(LongEnds({(): 1.0}), Filling())
-    assert (made._bench.epoch_steps, made._trial_seconds) == ((10, 30.0) if is_needed else (0, 1.0))
+    assert (made._bench.epoch_steps, made.purse.trial_seconds) == ((10, 30.0) if is_needed else (0, 1.0))
     assert len(made.found.caveats) == (not is_needed)
+
+
+# all together -----------------------------------------------------------------------------------------------------
+
+
+class Still(Fast):
+    """Has nothing to do here."""
+
+    def seen(self, run: Run) -> bool:
+        return False
+
+
+class Graphs(Fast):
+    excludes = frozenset({"layout"})
+
+
+def test_one_trial_of_all_is_enough_where_they_are_not_in_each_others_way() -> None:
+    bench = Made({(): 1.0, ("fast", "other", "still"): 0.4, ("fast",): 0.4, ("other",): 0.9})
+    made = search(bench, Fast(), Still(), Other(), together=True)
+    made.screening.run()
+    assert bench.asked[3:] == [("fast", "other", "still")]
+    assert [str(choice) for choice in made.found.plan] == ["fast", "other"]
+    assert [(one.technique, one.reason) for one in made.found.rejected] == [("still", "found nothing to do in a trial")]
+    made.screening.weed()
+    assert [str(choice) for choice in made.found.plan] == ["fast"]
+
+
+def test_what_was_taken_in_with_others_gets_its_gain_when_it_is_left_out() -> None:
+    bench = Made({(): 1.0, ("fast", "other"): 0.4, ("fast",): 0.5, ("other",): 0.8})
+    made = search(bench, Fast(), Other(), together=True)
+    made.screening.run()
+    assert made.found.gains == {"fast": None, "other": None}
+    made.screening.weed()
+    assert made.found.gains == {"fast": pytest.approx(2.0), "other": pytest.approx(1.25)}
+
+
+def test_where_one_breaks_all_the_halves_are_tried_and_then_each() -> None:
+    class Breaks(Other):
+        family = Family.COMPUTE
+
+    class Slight(Breaks): ...
+
+    ending = "died of signal 4"
+    levels = {(): 1.0, ("fast", "other"): 0.5, ("fast", "other", "slight"): 0.45}
+    levels |= {("breaks", "fast", "other"): ending, ("breaks", "fast", "other", "slight"): ending}
+    made = search(Made(levels), Fast(), Other(), Breaks(), Slight(), together=True)
+    made.screening.run()
+    assert [str(choice) for choice in made.found.plan] == ["fast", "other", "slight"]
+    assert [(one.technique, one.reason) for one in made.found.rejected] == [("breaks", ending)]
+
+
+def test_no_gain_together_says_nothing_of_each() -> None:
+    levels = {(): 1.0, ("fast", "other"): 1.0, ("fast",): 0.5, ("other",): 2.0}
+    made = search(Made(levels), Fast(), Other(), together=True)
+    made.screening.run()
+    assert [str(choice) for choice in made.found.plan] == ["fast"]
+
+
+def test_the_faster_of_two_that_cannot_live_together_stays() -> None:
+    for graphs, kept in ((0.3, "graphs"), (0.7, "layout")):
+        levels = {(): 1.0, ("layout",): 0.5, ("graphs",): graphs}
+        made = search(Made(levels), Layout(), Graphs(), together=True)
+        made.screening.run()
+        assert [str(choice) for choice in made.found.plan] == [kept]
+
+
+def test_where_starting_takes_most_of_a_trial_fewer_steps_are_timed() -> None:
+    for seconds, room, left in ((8.0, 5.0, 4.0), (8.0, -3.0, 2.0), (1.5, -3.0, 1.5), (8.0, 9.0, 8.0)):
+        bench = Made({})
+        bench._seconds = seconds
+        bench.shorten(room)
+        assert bench._seconds == left
+
+
+def test_what_stands_aside_does_not_spoil_the_trial_of_all() -> None:
+    class Aside(Made):
+        def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+            if not any(choice.technique.id == "other" for choice in plan):
+                return super()._measured(plan, label, role)
+            withdrawn = ["other (size 1): not here"]
+            run = Run(torch="2.13.0", device="cpu", withdrawn=withdrawn)
+            return Untimed(f"could not be applied: {withdrawn[0]}", run, "", 0.5)
+
+    class Third(Fast): ...
+
+    made = search(Aside({(): 1.0}), Fast(), Other(), Third(), together=True)
+    made.screening.run()
+    assert [str(choice) for choice in made.found.plan] == ["fast", "third"]
+    assert "not here" in made.found.rejected[0].reason and len(made.found.rejected) == 1
+
+
+def test_a_small_gain_that_does_not_show_twice_is_none() -> None:
+    class Noisy(Made):
+        def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+            timing = super()._measured(plan, label, role)
+            has_other = any(choice.technique.id == "other" for choice in plan)
+            assert isinstance(timing, Timed)
+            is_first = self.asked.count(self.asked[-1]) == 1
+            return timing if has_other or not is_first else dataclasses.replace(timing, level=1.03 * timing.level)
+
+    for gain, kept in ((1.0, ["fast"]), (1.3, ["fast", "other"])):
+        levels = {(): 1.0, ("fast",): 0.5, ("other",): 0.9, ("fast", "other"): 0.5 / gain}
+        made = search(Noisy(levels), Fast(), Other(), together=True)
+        made.screening.run()
+        made.screening.weed()
+        assert [str(choice) for choice in made.found.plan] == kept

@@ -27,6 +27,7 @@ _DISTURBED = 0.05  # run-queue delay as a share of wall clock times threads
 _MOST_HOSTS = 50
 _PATIENCE = 2.0  # a candidate that trains so many times longer than the script did is stopped where it is
 _STEPS_AT_LEAST = 24
+_SECONDS_AT_LEAST = 1.5  # of timed steps, however long the script takes to start
 _EPOCH_ALLOWANCE = 4.0  # a trial may be so many times longer to see past the end of an epoch
 _BY_CHANCE = ("hang", "died of signal", "could not be set up")  # endings that another attempt may not have
 
@@ -59,6 +60,7 @@ class Untimed:
     ending: str
     run: Run | None
     log: str
+    level: float | None = None  # where only something of ours stood aside: the pace of the rest
 
 
 class Bench:
@@ -95,6 +97,12 @@ class Bench:
         each, limit = self._seconds, self._order.limit_seconds
         return f"{trials} trials of {each:.1f} s beside its start-up, at most {trials * limit:.0f} s in all"
 
+    def shorten(self, seconds: float) -> None:
+        """Where starting takes most of a trial, time fewer steps: identical processes differ by more than that adds.
+        By halves, so that another tuning of this script finds trials of the same length on record."""
+        while self._seconds > seconds and self._seconds >= 2 * _SECONDS_AT_LEAST:
+            self._seconds /= 2
+
     def see_past_an_epoch(self, run: Run) -> bool:
         """Lengthen trials so that caches fill and the last, smaller batch shows up, where that is affordable."""
         steps = [-(-ld.length // ld.batch_size) for ld in run.loaders if ld.trains and ld.length and ld.batch_size]
@@ -128,11 +136,13 @@ class Bench:
         """Whether a single trial of it would cost nothing."""
         return self._recalled(plan) is not None
 
-    def time(self, plan: Sequence[Choice], label: str, role: Role) -> Timed | Untimed:
-        """One trial. Where a single one is enough, one on record will do: baselines and pairs are always run."""
+    def time(self, plan: Sequence[Choice], label: str, role: Role, again: bool = False) -> Timed | Untimed:
+        """One trial. Where a single one is enough, one on record will do: baselines and pairs are always run. `again`
+        asks for a second opinion, which is on record by itself."""
         if role in ("baseline", "confirm"):
             return self._measured(plan, label, role)
-        known = self._recalled(plan)
+        kind = "time again" if again else "time"
+        known = self._recalled(plan, kind)
         if known is not None:
             timing, recalled = known
             self._listener.started(label, role)
@@ -143,20 +153,22 @@ class Bench:
             return timing
         timing = self._measured(plan, label, role)
         if isinstance(timing, Timed):
-            self.keep("time", plan, to_json(timing))
+            self.keep(kind, plan, to_json(timing))
         elif not timing.ending.startswith(_BY_CHANCE):
-            self.keep("time", plan, {"ending": timing.ending, "run": None, "log": ""})
+            run = timing.run if timing.level else None
+            self.keep(kind, plan, to_json(Untimed(timing.ending, run, "", timing.level)))
         return timing
 
-    def _recalled(self, plan: Sequence[Choice]) -> tuple[Timed | Untimed, Recalled] | None:
-        recalled = self.recall("time", plan)
+    def _recalled(self, plan: Sequence[Choice], kind: str = "time") -> tuple[Timed | Untimed, Recalled] | None:
+        recalled = self.recall(kind, plan)
         if recalled is None:
             return None
-        if "level" not in recalled.found:
-            return from_json(Untimed, recalled.found), recalled
+        timing: Timed | Untimed
+        timing = from_json(Timed, recalled.found) if "settled" in recalled.found else from_json(Untimed, recalled.found)
+        if timing.level is None:
+            return timing, recalled
         if recalled.scale is None:
             return None
-        timing = from_json(Timed, recalled.found)
         return dataclasses.replace(timing, level=recalled.scale * timing.level), recalled
 
     def _measured(self, plan: Sequence[Choice], label: str, role: Role) -> Timed | Untimed:
@@ -241,11 +253,11 @@ def _timing(trial: Trial) -> Timed | Untimed:
     run = trial.run
     if run is None or not trial.good:
         return Untimed(trial.ending, run, trial.log)
-    if run.withdrawn:
-        return Untimed(f"could not be applied: {run.withdrawn[0]}", run, trial.log)
     if not all(map(math.isfinite, run.losses)):
         return Untimed("the loss became non-finite", run, trial.log)
     if len(run.step_seconds) < 3:
         return Untimed(f"only {len(run.step_seconds)} training steps were seen", run, trial.log)
     found = pace(run)
+    if run.withdrawn:
+        return Untimed(f"could not be applied: {run.withdrawn[0]}", run, trial.log, found.level)
     return Timed(found.level, run, trial.ending, trial.seconds, found.settled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from hotlap.measure.stats import Comparison, Decision, calibration_sd, compare, smallest_gain
@@ -9,13 +10,15 @@ from hotlap.observe.run import Run
 from hotlap.report.findings import Ablation, Interval, NotTried, ParityCheck, Rejected
 from hotlap.technique import Choice, Parity
 
+KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this, and than the noise
+
 
 @dataclass
 class Found:
     """An interrupt at any moment keeps the best so far."""
 
     plan: list[Choice] = field(default_factory=list)
-    gains: dict[str, float] = field(default_factory=dict)  # screened, by technique
+    gains: dict[str, float | None] = field(default_factory=dict)  # screened; None where it came in with others
     parities: dict[str, Parity] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
     not_tried: list[NotTried] = field(default_factory=list)
@@ -26,6 +29,7 @@ class Found:
     losses_spread: list[list[float]] = field(default_factory=list)
     comparison: Comparison | None = None
     baselines: list[float] = field(default_factory=list)
+    level: float = 0.0  # seconds a step of the plan so far, by a single trial
     plans: list[float] = field(default_factory=list)  # levels of the plan in confirmation
     before: Run | None = None
     after: Run | None = None
@@ -55,6 +59,11 @@ class Found:
         end = len(self.baselines) // 2 * 2
         one, other = self.baselines[0:end:2], self.baselines[1:end:2]
         return compare(one, other, calibration_sd(self.baselines)).interval
+
+    @property
+    def worth_keeping(self) -> float:
+        """The ratio a single trial must show: more than two identical processes differ by chance."""
+        return max(KEEP_GAIN, math.exp(calibration_sd(self.baselines)))
 
     @property
     def smallest_gain(self) -> float:

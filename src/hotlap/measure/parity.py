@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from hotlap.measure import census
+from hotlap.measure import census, prints
 from hotlap.measure.draws import DRAWS
 from hotlap.report.findings import ParityCheck
 from hotlap.technique import Parity
@@ -19,14 +19,19 @@ _SPREADS = 1e-5  # of the loss: less is not chance, but rounding
 
 
 def judge(
-    level: Parity, reference: dict[str, Any], repeat: dict[str, Any], candidate: dict[str, Any]
+    level: Parity,
+    reference: dict[str, Any],
+    repeat: dict[str, Any],
+    candidate: dict[str, Any],
+    batch_tolerance: float = 0.0,
 ) -> list[ParityCheck]:
     """Hold a candidate's evidence against the reference's. `repeat` is the reference run a second time: it says how
-    far the script is from itself."""
+    far the script is from itself. Batches may differ only where a technique makes them another way, and says by how
+    much of their spread."""
     figures = candidate["figures"]
     forced = len({figure["step"] for figure in figures if "gradient" in figure})
     checks = [
-        _check_batches(reference, candidate),
+        _check_batches(reference, candidate, batch_tolerance),
         _check_epoch_ends(reference, candidate),
         _check_settings(reference, candidate),
         ParityCheck(FORCED, float(forced), ">= 2", forced >= 2),
@@ -134,12 +139,19 @@ def _check_settings(reference: dict[str, Any], candidate: dict[str, Any]) -> Par
     return ParityCheck(f"{what}, of {compared}", float(len(different)), "= 0", not different)
 
 
-def _check_batches(reference: dict[str, Any], candidate: dict[str, Any]) -> ParityCheck:
+def _check_batches(reference: dict[str, Any], candidate: dict[str, Any], tolerance: float) -> ParityCheck:
     """Every batch the same, in order and number, as far as both went."""
     ours, theirs = reference["batches"], candidate["batches"]
-    both = min(len(ours), len(theirs))
-    different = sum(a != b for a, b in zip(ours, theirs, strict=False)) + (abs(len(ours) - len(theirs)) > 1)
-    return ParityCheck(f"batches that differ, of {both}", float(different), "= 0", different == 0)
+    both = list(zip(ours, theirs, reference["sketches"], candidate["sketches"], strict=False))
+    different = sum(
+        a != b and not (tolerance and prints.distance(drawn, redrawn) <= tolerance) for a, b, drawn, redrawn in both
+    ) + (abs(len(ours) - len(theirs)) > 1)
+    words = (
+        f"batches that differ by more than {100 * tolerance:g} % of their spread"
+        if tolerance
+        else "batches that differ"
+    )
+    return ParityCheck(f"{words}, of {len(both)}", float(different), "= 0", different == 0)
 
 
 def _largest(figures: list[dict[str, float]], name: str) -> float:

@@ -87,7 +87,8 @@ class Sameness:
         if trial.run is not None and trial.run.withdrawn:  # the script alone would pass in the plan's name
             return [ParityCheck(f"could not be applied: {trial.run.withdrawn[0]}", 1.0, "= 0", False)]
         self.losses = trial.parity["losses"]
-        checks = judge(level_of(plan, parities), self._reference, self._repeat, trial.parity)
+        tolerance = max((choice.technique.batch_tolerance for choice in plan), default=0.0)
+        checks = judge(level_of(plan, parities), self._reference, self._repeat, trial.parity, tolerance)
         return checks + [shown(one) for one in (trial.run.compared if trial.run is not None else ())]
 
 

@@ -14,9 +14,9 @@ from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.proof import Proof
 from hotlap.measure.sameness import Sameness
-from hotlap.measure.search import no_baseline
 from hotlap.measure.trial import Trials
 from hotlap.measure.tune import facts, order_for
+from hotlap.measure.verdicts import no_baseline
 from hotlap.observe.launch import Target
 from hotlap.plan import Plan
 from hotlap.report.findings import Interval, Rechecked, VerifyReport

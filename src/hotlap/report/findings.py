@@ -237,7 +237,7 @@ class Interval:
 class Kept:
     technique: str
     setting: dict[str, Any]
-    ratio: float  # screened: what it added when it was taken in
+    ratio: float | None  # screened: what it added when it was taken in; None where it came in with others
     parity: str
 
 

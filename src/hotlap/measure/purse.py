@@ -1,0 +1,35 @@
+"""The budget of a tuning: what a trial costs, and what has to be left for the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hotlap.measure.bench import Bench
+from hotlap.measure.proof import PARITY_TRIALS
+from hotlap.measure.stats import LOOKS
+from hotlap.technique import Choice
+
+CONFIRM_SHARE = 0.35  # of the budget, kept back for proof
+
+
+class Purse:
+    def __init__(self, bench: Bench, seconds: float) -> None:
+        self._bench, self.seconds = bench, seconds
+        self.trial_seconds = 0.0  # what a trial of the script costs, start-up included
+        self.plan_seconds = 0.0  # and one of the plan so far
+        self.reserved = 0.0  # of what is left for trials
+
+    def has_room_for(self, plan: Sequence[Choice], trials: int = 1, start_up_seconds: float = 0.0) -> bool:
+        needed = trials * self.plan_seconds + start_up_seconds + self.reserved
+        return self.until_proof >= needed or self._bench.knows(plan)
+
+    @property
+    def until_proof(self) -> float:
+        """Seconds left before the part of the budget that belongs to parity and to the proof by pairs."""
+        needed = (PARITY_TRIALS + LOOKS[0]) * self.trial_seconds + LOOKS[0] * self.plan_seconds
+        return self.seconds - max(CONFIRM_SHARE * self.seconds, needed) - self._bench.spent
+
+    def for_all(self, unfit: int) -> float:
+        """The budget that would have held so many trials more."""
+        wanted = self._bench.spent + (PARITY_TRIALS + 2 * LOOKS[0] + 2 * unfit) * self.trial_seconds
+        return max(wanted, 1.2 * self.seconds)

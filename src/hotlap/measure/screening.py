@@ -1,0 +1,301 @@
+"""What helps: candidates tried by single trials, from what the baseline's shares allow to a plan worth proving."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hotlap.measure.bench import Bench, Listener, Timed
+from hotlap.measure.candidates import Candidate, Skipped, clash, consider, partners
+from hotlap.measure.caveats import Caveat
+from hotlap.measure.found import Found
+from hotlap.measure.purse import Purse
+from hotlap.measure.verdicts import no_gain
+from hotlap.report import figures
+from hotlap.report.findings import NotTried
+from hotlap.technique import Choice, Family, Technique
+
+_FEEDING = (Family.WAIT, Family.COPY)
+_SURE = 1.15  # what is left out and costs less than so much beyond the noise is left out once more
+_SLOW_SHARE = 0.5  # of what is left for trials, kept for what takes long to get going
+
+
+class Screening:
+    """Works on what a search found, and puts into it a plan that looks faster. Nothing here is a claim."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        purse: Purse,
+        found: Found,
+        techniques: Sequence[Technique],
+        listener: Listener,
+        allow_different: bool = False,
+    ) -> None:
+        self._bench, self._purse, self.found, self._techniques = bench, purse, found, techniques
+        self._listener, self._allow_different = listener, allow_different
+        self._unfit: list[str] = []  # what the budget had no room for
+
+    def run(self) -> None:
+        """All together at first. What is left goes family by family, largest current share first. Within one, each is
+        tried from the same start and the best taken in; the others that gained are tried again on top of it, with
+        bounds renewed: once the wait is gone, compute matters."""
+        candidates = self._candidates()
+        self._say_what_fits(candidates)
+        slow = [candidate for candidate in candidates if candidate.technique.start_up_seconds]
+        self._purse.reserved = self._kept_for(slow)
+        waiting = self._try_together([candidate for candidate in candidates if candidate not in slow])
+        idle: list[Candidate] = []
+        while waiting:
+            family = max(waiting, key=lambda candidate: candidate.most).technique.family
+            group = [candidate for candidate in waiting if candidate.technique.family is family]
+            rest = [candidate for candidate in waiting if candidate not in group]
+            better: list[tuple[float, Timed, Candidate]] = []
+            for candidate in group:
+                timing = self._trial([candidate.choice()])
+                if timing is None:
+                    continue
+                ratio = self.found.level / timing.level
+                if ratio >= self.found.worth_keeping:
+                    better.append((ratio, timing, candidate))
+                else:
+                    self.found.reject([candidate.choice()], no_gain(ratio, [candidate.choice()], timing.run))
+                    idle.append(candidate)
+            waiting = rest
+            if better:
+                ratio, timing, best = max(better, key=lambda entry: entry[0])
+                self._keep([best.choice()], timing)
+                self._refine(best)
+                waiting = self._renewed([*rest, *(entry[2] for entry in better if entry[2] is not best)])
+        self._purse.reserved = 0.0
+        self._try_slow_starters(slow, idle)
+        self._try_partners(idle)
+        self._say_what_did_not_fit()
+
+    def _try_together(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Most techniques are not in each other's way, so all at once is the shortest way to a good plan; `_weed` takes
+        out what it is no slower without. Gives back those still to be tried one by one."""
+        together: list[Candidate] = []
+        for candidate in sorted(candidates, key=lambda one: -one.most):
+            if clash(candidate.choice(), [one.choice() for one in together]) is None:
+                together.append(candidate)
+        feeding = [one for one in together if one.technique.family in _FEEDING]
+        for group in (together, feeding, [one for one in together if one not in feeding]):
+            taken = self._take_in_together([one for one in group if one in candidates])
+            if taken is None:  # something in it broke: the halves may not
+                continue
+            candidates = [one for one in candidates if one not in taken]
+            if group is together:
+                break
+        return candidates if self.found.after is None else self._renewed(candidates)
+
+    def _take_in_together(self, group: list[Candidate]) -> list[Candidate] | None:
+        """Those of a group that are settled by one trial of all; None where it gave no figure."""
+        choices = [candidate.choice() for candidate in group]
+        if len(group) < 2 or not self._purse.has_room_for([*self.found.plan, *choices]):
+            return []
+        timing = self._bench.time([*self.found.plan, *choices], f"{len(group)} techniques together", "screen")
+        run = timing.run
+        if run is None:
+            return None
+        if not isinstance(timing, Timed):
+            if timing.level is None:
+                return None
+            level = timing.level  # without what stood aside
+            timing = Timed(level, run, timing.ending, self._purse.plan_seconds, True)
+        standing_aside = {one.technique.id: line for one in group for line in run.withdrawn if _is_about(line, one)}
+        idle = {one.technique.id for one in group if one.technique.seen(run) is False} | standing_aside.keys()
+        rest = [one for one in group if one.technique.id not in idle]
+        if self.found.level / timing.level < self.found.worth_keeping or not rest:
+            return []
+        for one in group:
+            if one.technique.id in idle:
+                line = standing_aside.get(one.technique.id)
+                reason = f"could not be applied: {line}" if line else "found nothing to do in a trial"
+                self.found.reject([one.choice()], reason)
+        self._keep([one.choice() for one in rest], timing)
+        return group
+
+    def _kept_for(self, slow: list[Candidate]) -> float:
+        """Time for the first start of each slow starter, where that leaves enough for the others."""
+        wanted = sum(candidate.technique.start_up_seconds + self._purse.trial_seconds for candidate in slow)
+        return wanted if wanted <= _SLOW_SHARE * self._purse.until_proof else 0.0
+
+    def _say_what_fits(self, waiting: list[Candidate]) -> None:
+        """The arithmetic of the budget, before it is spent."""
+        assert self.found.before is not None
+        attempts = sum(len(candidate.tries) for candidate in waiting)
+        known = sum(self._bench.knows([candidate.choice()]) for candidate in waiting)
+        words = f", {known} known" if known else ""
+        fit = int(max(0.0, self._purse.until_proof) / self._purse.trial_seconds)
+        start_up, trial = self.found.before.startup_seconds, self._purse.trial_seconds
+        self._listener.said(
+            f"start-up {start_up:.1f} s, {1e3 * self.found.level:.1f} ms a step, {trial:.1f} s a trial;"
+            f" {figures.plural(len(waiting), 'candidate')} ({attempts} with all settings{words}),"
+            f" {min(fit, attempts) if waiting else 0} fit in {self._purse.seconds:.0f} s beside parity and proof"
+        )
+
+    def _say_what_did_not_fit(self) -> None:
+        """Then finding nothing says nothing."""
+        if self._unfit:
+            budget = math.ceil(self._purse.for_all(len(self._unfit)) / 10) * 10
+            words = {"count": len(self._unfit), "budget": f"{budget}s"}
+            self.found.cut_short = True
+            self.found.caveats.insert(0, Caveat.NO_ROOM.text(**words))
+
+    def _candidates(self) -> list[Candidate]:
+        assert self.found.before is not None
+        found = []
+        for technique in self._techniques:
+            verdict = consider(technique, self.found.before, self._allow_different)
+            if isinstance(verdict, Skipped):
+                self.found.not_tried.append(NotTried(technique.id, verdict.reason))
+            elif technique.fills_in_an_epoch and not self._bench.epoch_steps:
+                words = "gains after the first epoch, which trials of this length do not reach: try a larger --budget"
+                self.found.not_tried.append(NotTried(technique.id, words))
+            else:
+                self.found.parities[technique.id] = verdict.parity
+                found.append(verdict)
+        return found
+
+    def _renewed(self, waiting: list[Candidate]) -> list[Candidate]:
+        """Bounds from where the steps go with the plan so far."""
+        assert self.found.after is not None
+        renewed = []
+        for candidate in waiting:
+            verdict = consider(candidate.technique, self.found.after, self._allow_different)
+            if isinstance(verdict, Candidate):
+                renewed.append(verdict)
+            else:
+                self.found.not_tried.append(NotTried(candidate.technique.id, f"with the plan so far: {verdict.reason}"))
+        return renewed
+
+    def _trial(self, choices: list[Choice]) -> Timed | None:
+        """Time the plan so far plus these, in place of what cannot live with them. None when that was not possible; the
+        reason is on record."""
+        plan = [*self._friends(choices), *choices]
+        start_up_seconds = sum(choice.technique.start_up_seconds for choice in plan)  # each plan is compiled anew
+        if not self._purse.has_room_for(plan, start_up_seconds=start_up_seconds):
+            self._had_no_room(choices)
+            return None
+        timing = self._bench.time(plan, " + ".join(map(str, choices)), "screen")
+        if not isinstance(timing, Timed):
+            self.found.reject(choices, timing.ending)
+            return None
+        return timing
+
+    def _friends(self, choices: list[Choice]) -> list[Choice]:
+        return [kept for kept in self.found.plan if clash(kept, choices) is None]
+
+    def _had_no_room(self, choices: list[Choice]) -> None:
+        self._unfit.append(" + ".join(map(str, choices)))
+        for choice in choices:
+            words = f"the budget ended before {self._unfit[-1]}: try a larger --budget"
+            self.found.not_tried.append(NotTried(choice.technique.id, words))
+
+    def _keep(self, choices: list[Choice], timing: Timed) -> None:
+        for choice in choices:
+            self.found.gains[choice.technique.id] = self.found.level / timing.level if len(choices) == 1 else None
+            self.found.accept(choice)
+        for enemy in [kept for kept in self.found.plan if clash(kept, choices) is not None]:
+            self.found.reject([enemy], f"cannot live with {' + '.join(map(str, choices))}, which is faster")
+        self.found.plan[:] = [*self._friends(choices), *choices]
+        self.found.level, self.found.after = timing.level, timing.run
+        if not any(choice.technique.start_up_seconds for choice in self.found.plan):  # what it made is there by now
+            self._purse.plan_seconds = timing.seconds
+
+    def _refine(self, candidate: Candidate) -> None:
+        """Other settings of a winner, while there is room for them."""
+        for number in range(1, len(candidate.tries)):
+            choice = candidate.choice(number)
+            rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
+            if not self._purse.has_room_for([*rest, choice], trials=2):
+                self._had_no_room([choice])
+                continue
+            timing = self._bench.time([*rest, choice], str(choice), "screen")
+            if not isinstance(timing, Timed):
+                self.found.reject([choice], timing.ending)
+                continue
+            ratio = self.found.level / timing.level
+            if ratio < self.found.worth_keeping:
+                self.found.reject([choice], f"{ratio:.2f}x against the setting kept")
+                continue
+            gain = self.found.gains[candidate.technique.id]
+            self.found.gains[candidate.technique.id] = gain * ratio if gain else None
+            self.found.plan = [*rest, choice]
+            self.found.level, self.found.after = timing.level, timing.run
+
+    def _try_partners(self, idle: list[Candidate]) -> None:
+        """Two that did nothing alone may gain together, such as a layout and the precision it was made for."""
+        idle = [
+            candidate for candidate in idle if candidate.technique not in [one.technique for one in self.found.plan]
+        ]
+        for number, candidate in enumerate(idle):
+            for partner in partners(candidate, idle[number + 1 :]):
+                both = [candidate.choice(), partner.choice()]
+                timing = self._trial(both)
+                if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
+                    self._keep(both, timing)
+                elif timing is not None:
+                    self.found.reject(both, no_gain(self.found.level / timing.level, both, timing.run))
+
+    def _try_slow_starters(self, slow: list[Candidate], idle: list[Candidate]) -> None:
+        """What takes long to get going comes last, on top of the rest, where it has to start the fewest times. Those
+        that did nothing before may do something with it."""
+        for candidate in self._renewed(slow) if self.found.after is not None else slow:
+            timing = None
+            for number in range(len(candidate.tries)):
+                choice = candidate.choice(number)
+                timing = self._trial([choice])
+                if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
+                    self._keep([choice], timing)
+                    break
+                if timing is not None:
+                    self.found.reject([choice], no_gain(self.found.level / timing.level, [choice], timing.run))
+            else:
+                continue
+            for partner in partners(candidate, idle):
+                again = [partner.choice()]
+                timing = self._trial(again)
+                if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
+                    self._keep(again, timing)
+
+    def weed(self) -> None:
+        """Leave each out once, partners together. What the plan is no slower without has to go before the proof: it
+        would be proven along with the rest. The least promising first; a trial made here is the ablation's too."""
+        for choice in reversed(list(self.found.plan)):
+            if choice not in self.found.plan:
+                continue
+            unit = [choice, *partners(choice, self.found.plan)]
+            rest = [other for other in self.found.plan if other not in unit]
+            if not rest or not self._purse.has_room_for(rest):
+                continue
+            left_out = self._left_out(rest, f"without {' + '.join(map(str, unit))}")
+            if left_out is None:
+                continue
+            worth, timing = left_out
+            if worth >= self.found.worth_keeping:
+                new = [one.technique.id for one in unit if self.found.gains.get(one.technique.id) is None]
+                self.found.gains |= dict.fromkeys(new, worth)
+            else:
+                self.found.plan, self.found.level, self.found.after = rest, timing.level, timing.run
+                self.found.reject(unit, f"worth nothing on top of {' + '.join(map(str, rest))}")
+
+    def _left_out(self, rest: list[Choice], label: str) -> tuple[float, Timed] | None:
+        """How much slower the plan is without something. A small figure is looked at twice: a plan that is much faster
+        than the script may be noisier, too."""
+        timing = self._bench.time(rest, label, "ablation")
+        if not isinstance(timing, Timed):
+            return None
+        worth, least = timing.level / self.found.level, self.found.worth_keeping
+        if least <= worth < _SURE * least and self._purse.has_room_for(rest, trials=2):
+            plan = list(self.found.plan)
+            without, whole = (self._bench.time(one, label, "ablation", again=True) for one in (rest, plan))
+            if isinstance(without, Timed) and isinstance(whole, Timed):
+                worth = math.sqrt(worth * without.level / whole.level)
+        return worth, timing
+
+
+def _is_about(line: str, candidate: Candidate) -> bool:
+    """What a technique withdrew with begins with its name."""
+    return line.startswith((f"{candidate.technique.id}:", f"{candidate.technique.id} ("))

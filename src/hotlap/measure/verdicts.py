@@ -1,0 +1,30 @@
+"""What trials came to, in words: one sentence, with the next step in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hotlap.measure.bench import Untimed
+from hotlap.measure.found import KEEP_GAIN
+from hotlap.observe.run import Run
+from hotlap.technique import Choice
+
+
+def no_gain(ratio: float, choices: Sequence[Choice], run: Run) -> str:
+    """What a trial came to. One in which the technique had nothing to do says nothing about it."""
+    if any(choice.technique.seen(run) is False for choice in choices):
+        return f"{ratio:.2f}x: found nothing to do in a trial"
+    words = (
+        "slower in a trial" if ratio < 0.98 else "no gain in a trial" if ratio < KEEP_GAIN else "within the noise here"
+    )
+    return f"{ratio:.2f}x: {words}"
+
+
+def no_baseline(timing: Untimed) -> str:
+    """Why the script as it is cannot be measured, and what to do about it."""
+    if timing.run is None and timing.ending in ("finished", "enough"):
+        return "the script ended without importing torch: name the script that trains"
+    if timing.run is not None and timing.ending.startswith("only "):
+        return f"{timing.ending}: name the script that trains, or give it arguments that train for longer"
+    last = timing.log.strip().split("\n")[-1][:200]
+    return f"the script does not run by itself ({timing.ending}{'; ' + last if last else ''}): mend that first"
