@@ -1,10 +1,12 @@
 """A public script as it is, the same script under `hotlap run`, and an expert's hand-written loop, in turns.
 
     python bench/against_experts.py mnist --script examples/mnist/main.py --data examples/data
+    python bench/against_experts.py resnet50 --script bench/courses/resnet50.py --with mixed-precision --beside trainers
 
-All three are timed by bench/step_clock.py, from outside and alike: after a warm-up, the time of a window that holds
-whole epochs (tests, checkpoints and the start of the next one included) divided by its steps; and, without those, the
-median of means over blocks of eight steps. Every round runs each variant once, in a process with a terminal of its own.
+All are timed by bench/step_clock.py, from outside and alike: after a warm-up, the time of a window that holds whole
+epochs (tests, checkpoints and the start of the next one included) divided by its steps; and, without those, the median
+of means over blocks of eight steps. With --beside, trainer libraries as their users set them up take turns as well, in
+bf16. Every round runs each variant once, in a process with a terminal of its own.
 Ratios are taken within a round; the unit of the interval is the round. Arguments after `--` are the script's.
 Writes bench/results/experts/NAME-MACHINE.json."""
 
@@ -41,6 +43,13 @@ from hotlap.report.findings import Interval
 HERE = Path(__file__).resolve().parent
 HOTLAP = ("-c", "from hotlap.cli import main; main()", "run")
 SCRIPT, RUN, EXPERT = "script", "hotlap run", "expert"
+TRAINERS = {
+    "accelerate": ("--trainer", "accelerate"),
+    "accelerate-compile": ("--trainer", "accelerate", "--compile"),
+    "lightning": ("--trainer", "lightning"),
+    "lightning-compile": ("--trainer", "lightning", "--compile"),
+}
+TRAINED = ("cifar", "resnet50")  # the courses they know
 FIGURES = {"mean": "whole window", "level": "training steps only"}
 
 
@@ -69,6 +78,7 @@ class Variant:
     name: str
     command: Sequence[str]
     folder: Path
+    is_needed: bool = True  # without it there is no comparison at all
 
 
 @dataclass(frozen=True)
@@ -117,35 +127,42 @@ def compete(
     variants: Sequence[Variant], order: dict[str, Any], rounds: int, limit_seconds: float, say: Callable[[str], None]
 ) -> tuple[list[list[Lap]], str]:
     """Whole rounds only, and why there are fewer than wanted. The first must succeed."""
-    began, done, longest = time.monotonic(), [], 0.0
+    began, done, longest, silent = time.monotonic(), [], 0.0, []
+
+    def ended(why: str = "") -> tuple[list[list[Lap]], str]:
+        return done, "; ".join(filter(None, [why, f"no figures from {', '.join(silent)}" if silent else ""]))
+
     for number in range(rounds):
         laps: list[Lap] = []
         round_began = time.monotonic()
         left = limit_seconds - (round_began - began)
         if number and longest > left:
-            return done, f"the limit of {limit_seconds:.0f} s left no room for round {number + 1}"
-        for variant in variants:
+            return ended(f"the limit of {limit_seconds:.0f} s left no room for round {number + 1}")
+        for variant in (one for one in variants if one.name not in silent):
             try:
-                laps.append(lap(variant, number, order, limit_seconds - (time.monotonic() - began)))
+                made = lap(variant, number, order, limit_seconds - (time.monotonic() - began))
+                if variant.name not in (SCRIPT, RUN) and laps:
+                    _same_network(laps[0], made)
             except Failed as failed:
-                if not done:
+                if not done and variant.is_needed:
                     raise
                 say(str(failed))
-                return done, str(failed).splitlines()[0]  # a traceback names paths
-            say(f"round {number + 1}: {variant.name:<10} {_both(laps[-1])}, {time.monotonic() - began:.0f} s so far")
-            if variant.name == EXPERT:
-                _same_network(laps)
+                if done:
+                    return ended(str(failed).splitlines()[0])  # a traceback names paths
+                silent.append(variant.name)
+                continue
+            laps.append(made)
+            say(f"round {number + 1}: {variant.name:<18} {_both(made)}, {time.monotonic() - began:.0f} s so far")
         longest = max(longest, time.monotonic() - round_began)
         done.append(laps)
-    return done, ""
+    return ended()
 
 
-def _same_network(laps: Sequence[Lap]) -> None:
-    script, expert = laps[0], laps[-1]
-    if (script.weights, script.optimizer) != (expert.weights, expert.optimizer):
+def _same_network(script: Lap, other: Lap) -> None:
+    if (script.weights, script.optimizer) != (other.weights, other.optimizer):
         raise Failed(
-            f"the expert trains {expert.weights:,} weights by {expert.optimizer}, the script {script.weights:,} by "
-            f"{script.optimizer}: they cannot be compared"
+            f"the {other.variant} trains {other.weights:,} weights by {other.optimizer}, the script {script.weights:,} "
+            f"by {script.optimizer}: they cannot be compared"
         )
 
 
@@ -170,6 +187,7 @@ def comparisons(rounds: Sequence[Sequence[Lap]]) -> list[dict[str, Any]]:
     """Each pair of variants by each figure, the slower by intent first."""
     names = [lap.variant for lap in rounds[0]]
     pairs = [(slower, faster) for slower, faster in ((SCRIPT, RUN), (SCRIPT, EXPERT), (EXPERT, RUN)) if faster in names]
+    pairs += [pair for name in names if name in TRAINERS for pair in ((SCRIPT, name), (name, RUN))]
     found = []
     for slower, faster in pairs:
         for figure in FIGURES:
@@ -180,10 +198,10 @@ def comparisons(rounds: Sequence[Sequence[Lap]]) -> list[dict[str, Any]]:
 
 
 def table(rounds: Sequence[Sequence[Lap]], compared: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{'':<12} {FIGURES['mean']:>20} {FIGURES['level']:>20}"]
+    lines = [f"{'':<18} {FIGURES['mean']:>20} {FIGURES['level']:>20}"]
     for position, first in enumerate(rounds[0]):
         means = [statistics.fmean(getattr(laps[position], figure) for laps in rounds) for figure in FIGURES]
-        lines.append(f"{first.variant:<12} " + " ".join(f"{figures.seconds(value):>20}" for value in means))
+        lines.append(f"{first.variant:<18} " + " ".join(f"{figures.seconds(value):>20}" for value in means))
     for one in compared:
         bounds = Interval(one["ratio"], one["low"], one["high"]) if one["low"] is not None else None
         words = f"{figures.ratio(one['ratio'])} ({figures.bounds(bounds, ' to ') if bounds else 'one round'})"
@@ -194,16 +212,22 @@ def table(rounds: Sequence[Sequence[Lap]], compared: Sequence[dict[str, Any]]) -
 def variants(given: argparse.Namespace) -> list[Variant]:
     script = Path(given.script).resolve()
     own = [script.name, *given.arguments]
-    expert = [str(Path(given.expert).resolve()), "--steps", "0"]
+    shared = ["--steps", "0"]
     for option in ("public", "data"):
         if getattr(given, option):
-            expert += [f"--{option}", str(Path(getattr(given, option)).resolve())]
-    expert += shlex.split(given.expert_arguments)
+            shared += [f"--{option}", str(Path(getattr(given, option)).resolve())]
+    expert = [str(Path(given.expert).resolve()), *shared, *shlex.split(given.expert_arguments)]
+    trainers = [str(HERE / "experts" / "trainers.py"), "--course", _kind(given.name), *shared]
+    trainers += shlex.split(given.beside_arguments)
     with_ = ["--with", given.with_] if given.with_ else []
     return [
         Variant(SCRIPT, [sys.executable, *own], script.parent),
         Variant(RUN, [sys.executable, *HOTLAP, *with_, *own], script.parent),
         Variant(EXPERT, [sys.executable, *expert], script.parent),
+        *(
+            Variant(name, [sys.executable, *trainers, *TRAINERS[name]], script.parent, is_needed=False)
+            for name in given.beside
+        ),
     ]
 
 
@@ -262,6 +286,10 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     made.add_argument("--data", help="for the expert: where the script's data lies")
     made.add_argument("--expert", help="another file than bench/experts/NAME.py")
     made.add_argument("--expert-arguments", default="", help="for the expert, in quotes: '--loader'")
+    made.add_argument(
+        "--beside", default="", help=f"trainer libraries: {', '.join(TRAINERS)}; `trainers` for all; comma-separated"
+    )
+    made.add_argument("--beside-arguments", default="", help="for them, in quotes: '--small'")
     made.add_argument("--plan", help="a hotlap.toml that does not lie beside the script")
     made.add_argument(
         "--with", dest="with_", default="", help="techniques instead of a plan, as `hotlap run` takes them"
@@ -279,6 +307,11 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         arguments, own = arguments[:cut], arguments[cut + 1 :]
     given = made.parse_args(arguments)
     given.arguments = own
+    given.beside = list(TRAINERS) if given.beside == "trainers" else list(filter(None, given.beside.split(",")))
+    if unknown := [name for name in given.beside if name not in TRAINERS]:
+        made.error(f"--beside takes {', '.join(TRAINERS)}, not {unknown[0]}")
+    if given.beside and _kind(given.name) not in TRAINED:
+        made.error(f"--beside knows {' and '.join(TRAINED)}, not {given.name}")
     given.expert = given.expert or HERE / "experts" / f"{_kind(given.name)}.py"
     return given
 

@@ -1,6 +1,6 @@
-"""Write the tables of results from the raw records in bench/results: tunings into the README, and what was run against
-experts' loops into the page beside the records. `--check` only says whether one is out of date. Needs neither a GPU nor
-torch: a record holds all it takes."""
+"""Write the tables of results from the raw records in bench/results: tunings into the README; what was run against
+experts' loops, and what each technique is worth by itself, into the page beside the records. `--check` only says
+whether one is out of date. Needs neither a GPU nor torch: a record holds all it takes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ EXPERTS_HEAD = (
     "expert",
     "script / run",
     "expert / run",
+    "trainers / run",
     "rounds",
     "date",
 )
-OTHERS = ("overhead-", "exhaustive-", "decoding-", "fixed-")  # records of other benches, which are no tunings
+TRAINERS = ("accelerate", "accelerate-compile", "lightning", "lightning-compile")
+COMPUTING_TOTALS = ("**together**", "trials, date")
+COMPUTING_MARKS = re.compile(r"(<!-- computing -->\n).*?(<!-- /computing -->)", re.DOTALL)
+OTHERS = ("overhead-", "exhaustive-", "decoding-", "fixed-", "feed-")  # records of other benches, which are no tunings
 
 
 def records(results: Path) -> list[Path]:
@@ -123,6 +127,7 @@ def experts_row(path: Path) -> tuple[str, ...]:
             *(_mean(record, variant) for variant in ("script", "hotlap run", "expert")),
             _ratio(ratios["script", "hotlap run"]),
             _ratio(ratios["expert", "hotlap run"]),
+            ", ".join(f"{of} {_ratio(one)}" for (of, _), one in ratios.items() if of in TRAINERS) or "-",
             str(record["rounds"]),
             facts["date"].split()[0],
         )
@@ -130,13 +135,52 @@ def experts_row(path: Path) -> tuple[str, ...]:
         raise HotlapError(f"{path} is no record of bench/against_experts.py ({error!r}): move it away") from None
 
 
+def computing_table(root: Path) -> str:
+    """What bench/computing.py recorded: techniques by courses; nothing, where it was not run."""
+    courses = [computed(path) for path in sorted((root / "bench" / "results" / "computing").glob("*.json"))]
+    if not courses:
+        return ""
+    names = dict.fromkeys(name for _, cells in courses for name in cells if name not in COMPUTING_TOTALS)
+    rows = [
+        (name, *(cells.get(name, "-") for _, cells in courses))
+        for name in (*names, *(total for total in COMPUTING_TOTALS if any(total in cells for _, cells in courses)))
+    ]
+    return _table(("alone / left out", *(head for head, _ in courses)), rows)
+
+
+def computed(path: Path) -> tuple[str, dict[str, str]]:
+    """A course: the head of its column, and its cells by technique."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        facts, arms = record["facts"], {arm["name"]: arm for arm in record["arms"]}
+        alone = {name.removeprefix("alone "): arm for name, arm in arms.items() if name.startswith("alone ")}
+        cells = {
+            name: f"{_worth(arm, 'factor')} / {_worth(arms.get(f'without {name}'), 'worth')}"
+            for name, arm in alone.items()
+        }
+        if "together" in arms:
+            cells["**together**"] = _worth(arms["together"], "factor")
+        cells["trials, date"] = f"{facts['trials']}, {facts['date'].split()[0]}"
+        return f"[{record['course']}](computing/{path.name}), {machine(facts['hardware'])}", cells
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HotlapError(f"{path} is no record of bench/computing.py ({error!r}): move it away") from None
+
+
+def _worth(arm: dict[str, Any] | None, what: str) -> str:
+    if arm is None:
+        return "-"
+    if what in arm:
+        return _ratio(arm[what], "one trial")
+    return "failed" if arm["trouble"] else "not timed"
+
+
 def _mean(record: dict[str, Any], variant: str) -> str:
     return figures.seconds(statistics.fmean(lap["mean"] for lap in record["laps"] if lap["variant"] == variant))
 
 
-def _ratio(one: dict[str, Any]) -> str:
+def _ratio(one: dict[str, Any], unbounded: str = "one round") -> str:
     if one["low"] is None:
-        return f"{figures.ratio(one['ratio'])} (one round)"
+        return f"{figures.ratio(one['ratio'])} ({unbounded})"
     return f"{figures.ratio(one['ratio'])} ({figures.bounds(Interval(one['ratio'], one['low'], one['high']), ' to ')})"
 
 
@@ -156,18 +200,23 @@ def _figure(reason: str) -> str:
     return f"{found[0]}{', not shown' if 'not shown' in reason else ''}" if found else f"({figures.line(reason)})"
 
 
-def page(path: Path, marks: re.Pattern[str], listed: str) -> tuple[Path, str, str]:
+def page(path: Path, *tables: tuple[re.Pattern[str], str]) -> tuple[Path, str, str]:
     """A page as it is and as it should be."""
-    text = path.read_text(encoding="utf-8")
-    if not marks.search(text):
-        raise HotlapError(f"{path} has no place for the results: put the two marks back")
-    return path, text, marks.sub(lambda match: f"{match[1]}{listed}{match[2]}", text)
+    text = wanted = path.read_text(encoding="utf-8")
+    for marks, listed in tables:
+        if not marks.search(wanted):
+            raise HotlapError(f"{path} has no place for the results: put the two marks back")
+        wanted = marks.sub(lambda match, listed=listed: f"{match[1]}{listed}{match[2]}", wanted)  # type: ignore[misc]
+    return path, text, wanted
 
 
 def main(root: Path = ROOT) -> int:
     beside = root / "bench" / "results" / "README.md"
     try:
-        pages = [page(root / "README.md", MARKS, table(root)), page(beside, EXPERTS_MARKS, experts_table(root))]
+        pages = [
+            page(root / "README.md", (MARKS, table(root))),
+            page(beside, (EXPERTS_MARKS, experts_table(root)), (COMPUTING_MARKS, computing_table(root))),
+        ]
     except HotlapError as error:
         print(error, file=sys.stderr)
         return 2

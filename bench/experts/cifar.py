@@ -11,6 +11,7 @@ import argparse
 import ast
 import importlib
 import pickle
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,14 @@ def named_network(folder: Path) -> str:
             called = node.value.func
             name = called.id if isinstance(called, ast.Name) else name
     return name
+
+
+def network(given: argparse.Namespace) -> tuple[str, nn.Module]:
+    """By the name given, or the script's own. In older commits the models import each other by bare names."""
+    from_public(given.public, "pytorch-cifar")
+    sys.path.append(str(Path(given.public, "models")))
+    name = given.model or named_network(Path(given.public))
+    return name, getattr(importlib.import_module("models"), name)()
 
 
 def read(folder: str | None, names: list[str], made_up: int) -> tuple[Tensor, Tensor]:
@@ -95,9 +104,8 @@ def options() -> argparse.Namespace:
 def main() -> None:
     given = options()
     device, is_on_gpu = given.device, torch.device(given.device).type == "cuda"
-    from_public(given.public, "pytorch-cifar")
-    name = given.model or named_network(Path(given.public))
-    model = getattr(importlib.import_module("models"), name)().to(device, memory_format=torch.channels_last)
+    name, model = network(given)
+    model = model.to(device, memory_format=torch.channels_last)
     torch.backends.cudnn.benchmark = True
     # as a tensor the rate can change between replays of a captured update
     rate = torch.tensor(0.1, device=device)

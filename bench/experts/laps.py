@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
@@ -28,6 +29,12 @@ def from_public(folder: str | None, what: str) -> None:
     if folder is None or not Path(folder).is_dir():
         sys.exit(f"this takes its network from {what}: give the folder with --public")
     sys.path.insert(0, folder)
+
+
+def course(name: str) -> Any:
+    """The script in bench/courses, as a module."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    return importlib.import_module(f"courses.{name}")
 
 
 class Laps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -24,6 +25,7 @@ import captured
 import cifar
 import laps
 import terminal
+import trainers
 
 SCRIPT = """
 import os, subprocess, sys, time
@@ -105,6 +107,57 @@ def test_variants_take_turns_and_whole_rounds_are_kept(project: Path, monkeypatc
     rounds, why_fewer = bench.compete(both, {}, 5, 60.0, lambda line: None)
     assert ran == ["script", "expert"] * 3
     assert [len(laps) for laps in rounds] == [2, 2] and why_fewer == "expert ended with 1"
+
+
+def test_a_trainer_that_is_not_there_stops_nobody_else(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def made(variant: bench.Variant, number: int, order: dict, limit_seconds: float) -> bench.Lap:
+        ran.append(variant.name)
+        if variant.name == "accelerate":
+            raise bench.Failed("accelerate ended with 1")
+        seconds = {"script": 4.0, "hotlap run": 1.0, "expert": 2.0, "lightning": 3.0}[variant.name]
+        return lap(variant.name, seconds)
+
+    monkeypatch.setattr(bench, "lap", made)
+    given = bench.options(
+        ["cifar", "--script", str(project / "train.py"), "--with", "x", "--beside", "accelerate,lightning"]
+    )
+    five = bench.variants(given)
+    assert [one.name for one in five][3:] == ["accelerate", "lightning"]
+    assert list(five[4].command)[-2:] == ["--trainer", "lightning"] and "cifar" in five[4].command
+    rounds, why_fewer = bench.compete(five, {}, 2, 60.0, lambda line: None)
+    assert ran == [
+        "script",
+        "hotlap run",
+        "expert",
+        "accelerate",
+        "lightning",
+        "script",
+        "hotlap run",
+        "expert",
+        "lightning",
+    ]
+    assert why_fewer == "no figures from accelerate"
+    found = {(one["of"], one["to"]): one["ratio"] for one in bench.comparisons(rounds) if one["figure"] == "mean"}
+    assert found["lightning", "hotlap run"] == pytest.approx(3) and found["script", "lightning"] == pytest.approx(4 / 3)
+    assert not any("accelerate" in pair for pair in found)
+
+
+def test_trainers_are_known_by_name_and_for_two_courses(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["--script", str(project / "train.py"), "--beside"]
+    assert bench.options(["resnet50-course", *own, "trainers"]).beside == list(bench.TRAINERS)
+    for wrong in (["resnet50", *own, "keras"], ["mnist", *own, "trainers"]):
+        with pytest.raises(SystemExit):
+            bench.options(wrong)
+    said = capsys.readouterr().err
+    assert "not keras" in said and "cifar and resnet50, not mnist" in said
+
+
+def test_a_trainer_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
+    with pytest.raises(SystemExit, match="pip install pytorch-lightning"):
+        trainers.installed("lightning")
 
 
 def test_another_network_is_no_comparison(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +258,27 @@ def test_the_expert_takes_the_network_the_script_names(tmp_path: Path) -> None:
         "net = VGG('VGG19')\n# net = ResNet18()\nnet = SimpleDLA()\nnet = net.to(device)\n"
     )
     assert cifar.named_network(tmp_path) == "SimpleDLA"
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("spelled", "named"), [("from resnet import *", "ResNet18"), ("from .dla import *", "SimpleDLA")]
+)
+def test_networks_are_found_in_older_and_newer_commits(tmp_path: Path, spelled: str, named: str) -> None:
+    """In older ones the models import each other by bare names, as Python 2 let them."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "main.py").write_text(f"net = {named}()\nif device:\n    net = DataParallel(net)\n")
+    (tmp_path / "models" / "__init__.py").write_text(spelled)
+    code = "import torch\nclass {}(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 3)\n"
+    for name, file in (("ResNet18", "resnet"), ("SimpleDLA", "dla")):
+        (tmp_path / "models" / f"{file}.py").write_text(code.format(name))
+    looking = "import sys; sys.path.insert(0, sys.argv[1]); import argparse, cifar; given = argparse.Namespace("
+    looking += "public=sys.argv[2], model=None); name, model = cifar.network(given); print(name, type(model).__name__)"
+    experts = Path(bench.__file__).parent / "experts"
+    done = subprocess.run(
+        [sys.executable, "-c", looking, experts, tmp_path], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.split() == [named, named]
 
 
 def test_a_late_log_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bench" / "results" / "tune").mkdir(parents=True)
     (tmp_path / "README.md").write_text("before\n<!-- results -->\n<!-- /results -->\nafter\n")
-    (tmp_path / "bench" / "results" / "README.md").write_text("<!-- experts -->\n<!-- /experts -->\n")
+    (tmp_path / "bench" / "results" / "README.md").write_text(
+        "<!-- experts -->\n<!-- /experts -->\n<!-- computing -->\n<!-- /computing -->\n"
+    )
     for name in ("photos", "chars"):
         shutil.copy(ROOT / "bench" / "results" / f"{name}-h200.json", tmp_path / "bench" / "results")
     monkeypatch.setattr(sys, "argv", ["results.py"])
@@ -98,6 +100,7 @@ def test_what_was_run_against_experts_is_a_table_beside_its_records(root: Path, 
     page = root / "bench" / "results" / "README.md"
     assert results.main(root) == 0 and "|" not in page.read_text()  # no record, no table
     pairs = [("script", "hotlap run", 4.5, 4.2, 4.8), ("expert", "hotlap run", 1.02, 0.97, 1.07)]
+    pairs += [("script", "lightning", 1.5, 1.4, 1.6), ("lightning", "hotlap run", 3.0, 2.9, 3.1)]
     record = {
         "name": "mnist",
         "facts": {"hardware": "1 x NVIDIA H200 (140 GiB), Intel Xeon, 16 cores", "date": "2026-11-15 12:00 UTC"},
@@ -120,6 +123,52 @@ def test_what_was_run_against_experts_is_a_table_beside_its_records(root: Path, 
     assert results.main(root) == 0
     cells = [cell.strip() for cell in page.read_text().splitlines()[3].strip("| ").split(" | ")]
     assert cells[0] == "[mnist](experts/mnist-h200.json)" and cells[2:5] == ["7.50 ms", "1.50 ms", "1.60 ms"]
-    assert cells[5:] == ["4.5x (4.2 to 4.8)", "1.02x (0.97 to 1.07)", "2", "2026-11-15"]
+    assert cells[5:7] == ["4.5x (4.2 to 4.8)", "1.02x (0.97 to 1.07)"]
+    assert cells[7:] == ["lightning 3.0x (2.9 to 3.1)", "2", "2026-11-15"]
     path.write_text(json.dumps({**record, "comparisons": []}))
     assert results.main(root) == 2 and "mnist-h200.json is no record" in capsys.readouterr().err
+
+
+def test_what_each_technique_is_worth_is_a_table_of_courses(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, folder = root / "bench" / "results" / "README.md", root / "bench" / "results" / "computing"
+    folder.mkdir()
+    assert results.main(root) == 0 and "|" not in page.read_text()  # no record, no table
+
+    def arm(name: str, trouble: str = "", **figures: tuple[float, float | None, float | None]) -> dict:
+        shown = {what: dict(zip(("ratio", "low", "high"), values, strict=True)) for what, values in figures.items()}
+        return {"name": name, "trouble": trouble, **shown}
+
+    facts = {
+        "hardware": "1 x NVIDIA H200 (140 GiB), Intel Xeon, 16 cores",
+        "date": "2026-11-15 12:00 UTC",
+        "trials": 40,
+    }
+    both = [
+        arm("script"),
+        arm("alone mixed-precision", factor=(2.3, 2.2, 2.4)),
+        arm("alone channels-last", factor=(0.97, 0.95, 0.99)),
+        arm("alone compiled-model", trouble="out of memory"),
+        arm("together", factor=(4.4, 4.3, 4.5)),
+        arm("without mixed-precision", worth=(4.0, 3.9, 4.1)),
+        arm("without channels-last", worth=(1.9, None, None)),
+    ]
+    few = [arm("script"), arm("alone fused-optimizer", factor=(1.2, 1.1, 1.3)), arm("alone mixed-precision")]
+    for course, arms in (("resnet50", both), ("gan", few)):
+        record = {"kind": "computing", "course": course, "facts": facts, "arms": arms}
+        (folder / f"{course}-h200.json").write_text(json.dumps(record))
+    assert results.main(root) == 0
+    lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    head, _, *found = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    assert head[1:] == [
+        f"[{name}](computing/{name}-h200.json), 1 x NVIDIA H200, 16 cores" for name in ("gan", "resnet50")
+    ]
+    assert {row[0]: row[1:] for row in found} == {
+        "fused-optimizer": ["1.20x (1.10 to 1.30) / -", "-"],
+        "mixed-precision": ["not timed / -", "2.3x (2.2 to 2.4) / 4.0x (3.9 to 4.1)"],
+        "channels-last": ["-", "0.97x (0.95 to 0.99) / 1.90x (one trial)"],
+        "compiled-model": ["-", "failed / -"],
+        "**together**": ["-", "4.4x (4.3 to 4.5)"],
+        "trials, date": ["40, 2026-11-15", "40, 2026-11-15"],
+    }
+    (folder / "gan-h200.json").write_text("[]")
+    assert results.main(root) == 2 and "gan-h200.json is no record" in capsys.readouterr().err
