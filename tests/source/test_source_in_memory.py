@@ -159,3 +159,18 @@ def test_what_cannot_be_rewritten_runs_as_it_is(run, tmp_path):
     )
     assert said.startswith("0\n'(' was never closed (bad.py, line 1)\n")
     assert "main.py runs as it is written (NameError" in said
+
+
+def test_the_users_modules_are_those_of_the_whole_project(tmp_path, monkeypatch) -> None:
+    from hotlap.source.in_memory import InMemory
+
+    script, package = tmp_path / "work" / "projects" / "deep", tmp_path / "work" / "package"
+    for folder in (script, package):
+        folder.mkdir(parents=True)
+    module = str(package / "trainer.py")
+    assert not InMemory([], str(script)).is_users(module), "nothing says that the two belong together"
+    (tmp_path / "work" / "setup.py").touch()
+    assert InMemory([], str(script)).is_users(module)
+    assert not InMemory([], str(script)).is_users(str(tmp_path / "elsewhere.py"))
+    monkeypatch.setenv("HOME", str(tmp_path / "work"))
+    assert not InMemory([], str(script)).is_users(module), "a home folder is no project"

@@ -107,3 +107,17 @@ def test_files_that_import_each_other_and_files_that_do_not_parse_end(tmp_path):
     project = Project()
     start = Source.read(tmp_path / "a.py", project)
     assert sorted(path.removeprefix(str(tmp_path)) for path in project.imported(start)) == ["/a.py", "/b.py"]
+
+
+def test_packages_at_the_top_of_a_project_are_reached_from_deep_below(tmp_path) -> None:
+    from hotlap.source.fix import reached_from
+
+    script, package = tmp_path / "projects" / "deep" / "main.py", tmp_path / "package"
+    script.parent.mkdir(parents=True)
+    package.mkdir()
+    script.write_text("from package.trainer import Trainer\n")
+    (package / "__init__.py").touch()
+    (package / "trainer.py").write_text("class Trainer: ...\n")
+    (tmp_path / "setup.py").touch()
+    assert reached_from(str(script)) == [str(script)]
+    assert str(package / "trainer.py") in reached_from(str(script), from_the_top=True)

@@ -165,17 +165,17 @@ def fix_files(
             yield source, result
 
 
-def reached_from(script: str) -> list[str]:
+def reached_from(script: str, from_the_top: bool = False) -> list[str]:
     """The files a script is made of: itself, and what it imports from its own project."""
     project = Project()
     source = project.source(os.path.abspath(script))
-    return list(project.imported(source)) if source is not None else []
+    return list(project.imported(source, from_the_top)) if source is not None else []
 
 
 def finds_a_place(technique: Rewriter, script: str) -> bool:
     """Whether it would be written anywhere in what a script is made of."""
     project = Project()
-    sources = filter(None, map(project.source, reached_from(script)))
+    sources = filter(None, map(project.source, reached_from(script, from_the_top=True)))
     return any(rewritten(source, [(technique, None)], unsafe=True, doubtful=True).techniques for source in sources)
 
 

@@ -20,7 +20,7 @@ from hotlap.source.files import trains
 from hotlap.source.fix import Rewritten, rewritten
 from hotlap.source.module import Source, decoded
 from hotlap.source.positions import Lines
-from hotlap.source.project import Project
+from hotlap.source.project import Project, top_of
 from hotlap.source.store import Store, digest, version_of
 
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -35,8 +35,8 @@ def in_source(choices: Sequence[Any]) -> list[Any]:
 def rewrite_in_memory(
     choices: Sequence[Any], folder: str, on_undo: Callable[[Callable[[], object]], object], cached: bool = True
 ) -> InMemory:
-    """From now on, modules below `folder` are imported with the choices (each a `.technique` with a `.setting`)
-    written into them. `on_undo` is given the way back, as `Patch.on_undo` takes it."""
+    """From now on, modules of the project that `folder` belongs to are imported with the choices (each a `.technique`
+    with a `.setting`) written into them. `on_undo` is given the way back, as `Patch.on_undo` takes it."""
     memory = InMemory(choices, folder, cached)
     sys.meta_path.insert(0, memory)
     on_undo(memory.remove)
@@ -47,7 +47,7 @@ class InMemory:
     """A finder for the user's modules, and the compiler for `__main__`, which is nobody's import."""
 
     def __init__(self, choices: Sequence[Any], folder: str, cached: bool = True) -> None:
-        self.folder = os.path.realpath(folder)
+        self.folder = top_of(os.path.realpath(folder))
         self.written: dict[str, None] = {}  # the techniques that found a place, in order
         self.troubles: list[str] = []
         self._choices = [(one.technique, one.setting) for one in choices]
@@ -63,7 +63,7 @@ class InMemory:
         return spec
 
     def is_users(self, path: str) -> bool:
-        """Below the script's folder, and neither installed there nor part of Python or of hotlap."""
+        """Of the script's project, and neither installed there nor part of Python or of hotlap."""
         real = os.path.realpath(path)
         if not real.startswith(os.path.join(self.folder, "")) or _INSTALLED & set(real.split(os.sep)):
             return False

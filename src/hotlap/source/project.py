@@ -23,6 +23,18 @@ _ELSEWHERE = frozenset(sys.stdlib_module_names) | {"torch", "torchvision", "nump
 _TOPS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
+def top_of(folder: str) -> str:
+    """The folder of the project that a folder belongs to; itself where nothing below the home folder marks one."""
+    above = folder
+    for _ in range(_MOST_LEVELS):
+        if above in (os.path.dirname(above), os.path.expanduser("~")):
+            break
+        if any(os.path.exists(os.path.join(above, name)) for name in _TOPS):
+            return above
+        above = os.path.dirname(above)
+    return folder
+
+
 @dataclass(frozen=True, eq=False)
 class Defined:
     """A class or function, and the file it stands in."""
@@ -70,8 +82,9 @@ class Project:
                 return self._published(other, attribute, hops)
         return None
 
-    def imported(self, source: Source) -> Iterator[str]:
-        """The files of the project that a file imports, itself first, through any number of hops."""
+    def imported(self, source: Source, from_the_top: bool = False) -> Iterator[str]:
+        """The files of the project that a file imports, itself first, through any number of hops. Packages at its top
+        are found from a folder deep below only where that is asked for: they may be other, installed ones."""
         seen: dict[str, None] = {}
         waiting = [os.path.abspath(source.path)]
         while waiting:
@@ -82,7 +95,7 @@ class Project:
             seen[path] = None
             yield path
             for node in ast.walk(one.tree):
-                waiting += self._imports(one, node)
+                waiting += self._imports(one, node, from_the_top)
 
     def callers(self, source: Source, function: Definition) -> Iterator[tuple[Source, ast.Call]]:
         """Calls of a function or class from the files beside its own and one folder above."""
@@ -119,7 +132,7 @@ class Project:
             return Defined(other, bindings[0].definition)
         return self.find(other, bindings[0].qualified, hops + 1) if bindings[0].qualified else None
 
-    def _imports(self, source: Source, node: ast.AST) -> Iterator[str]:
+    def _imports(self, source: Source, node: ast.AST, from_the_top: bool) -> Iterator[str]:
         if isinstance(node, ast.Import):
             wanted = [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -130,7 +143,10 @@ class Project:
             return
         for level, name in wanted:
             if level or name.partition(".")[0] not in _ELSEWHERE:
-                paths = (self._file(source, folder, name) for folder in self._folders_for(source, level))
+                folders = list(self._folders_for(source, level))
+                if from_the_top and not level:
+                    folders.append(top_of(os.path.dirname(os.path.abspath(source.path))))
+                paths = (self._file(source, folder, name) for folder in folders)
                 yield from filter(None, [next(filter(None, paths), None)])
 
     def _folders_for(self, asker: Source, level: int) -> Iterator[str]:
