@@ -6,6 +6,7 @@ import difflib
 
 from hotlap.catalogue.aligned_shapes import AlignedShapes
 from hotlap.catalogue.async_copies import AsyncCopies
+from hotlap.catalogue.captured_pass import CapturedPass
 from hotlap.catalogue.channels_last import ChannelsLast
 from hotlap.catalogue.compiled_model import CompiledModel
 from hotlap.catalogue.cudnn_benchmark import CudnnBenchmark
@@ -61,6 +62,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     NoBiasBeforeNorm(),
     CudnnBenchmark(),
     CompiledModel(),
+    CapturedPass(),
     FusedOptimizer(),
     GradsToNone(),
     NoDataParallel(),

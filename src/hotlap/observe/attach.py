@@ -8,6 +8,7 @@ from typing import Any
 from hotlap.observe.imports import on_import
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
+from hotlap.observe.replays import Replays
 from hotlap.observe.watch import Watch
 
 
@@ -33,6 +34,7 @@ class Attached:
         return [str(one) for one in self.patch.joints.comparisons if one.facts.count and not one.failed]
 
     def _torch_is_here(self) -> None:
+        Replays(self.patch)
         if self._make_watch is not None:
             self.watch = self._make_watch(self.patch)
         for choice in self._choices:

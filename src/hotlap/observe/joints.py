@@ -8,7 +8,7 @@
         batch = batch.to(device)        # batch_moved(name, tensor, *rest) -> tensor
         out = model(batch)              # root_found(module) once, then root_called(root, args, kwargs) -> out
         out = model.forward(batch)      #   where the script calls a method: method_called(root, args, kwargs) -> out
-        loss.backward()                 # loss_known(tensors, *rest)
+        loss.backward()                 # loss_known(tensors, *rest); a replayed pass: see replays.py
         optimizer.step()                # weights_updating(optimizer), weights_updated(optimizer)
                                         #   between them, in torch's own classes: update_called(optimizer, *rest)
         total += loss.item()            # host_waited(name, *rest) -> value
@@ -25,7 +25,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hotlap.observe.comparison import Comparison
@@ -45,6 +45,7 @@ class _Joint:
         self._attach, self._joints = attach, joints
         self._subscribers: list[tuple[int, Callable[..., Any]]] = []
         self._attached: Patch | None = None
+        self._changed()
 
     def subscribe(self, subscriber: Callable[..., Any], depth: int = 0) -> None:
         self._subscribers.append((depth, subscriber))
@@ -71,19 +72,44 @@ class Notice(_Joint):
 
 
 class Around(_Joint):
-    """`through(original, *args)` runs the original inside all subscribers."""
+    """`through(original, *args)` runs the original inside all subscribers. Those who only watch have a depth below
+    zero: they do not see what is only recorded, and `told` lets them alone see what was replayed."""
+
+    changes = 0  # of those who take part, not of those who watch
+    is_recorded = False
+    _techniques: Sequence[tuple[int, Callable[..., Any]]] = ()
 
     def _changed(self) -> None:
         self._chains: dict[Any, Callable[..., Any]] = {}
+        self._told: dict[Any, Callable[..., Any]] = {}
+        techniques = [pair for pair in self._subscribers if pair[0] >= 0]
+        self.changes += techniques != list(self._techniques)
+        self._techniques = techniques
+
+    @property
+    def has_techniques(self) -> bool:
+        return bool(self._techniques)
 
     def through(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.is_recorded:
+            return _chain(original, self._techniques)(*args, **kwargs)
         chain = self._chains.get(original)
         if chain is None:
-            chain = original
-            for _, subscriber in self._subscribers:
-                chain = functools.partial(subscriber, chain)
-            self._chains[original] = chain
+            chain = self._chains[original] = _chain(original, self._subscribers)
         return chain(*args, **kwargs)
+
+    def told(self, original: Callable[..., Any], *args: Any) -> Any:
+        chain = self._told.get(original)
+        if chain is None:
+            watching = [pair for pair in self._subscribers if pair[0] < 0]
+            chain = self._told[original] = _chain(original, watching)
+        return chain(*args)
+
+
+def _chain(original: Callable[..., Any], subscribers: Sequence[tuple[int, Callable[..., Any]]]) -> Callable[..., Any]:
+    for _, subscriber in subscribers:
+        original = functools.partial(subscriber, original)
+    return original
 
 
 class Joints:

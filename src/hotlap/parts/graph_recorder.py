@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
 
 
 class Recorder(Protocol):
-    """What records an update and replays it."""
+    """What records work and replays it."""
 
     device: str  # the kind of device that parameters must be on
     flags: dict[str, Any]  # options under which an update can be recorded
@@ -21,8 +22,15 @@ class Recorder(Protocol):
     def is_busy(self) -> bool:
         """Whether somebody else is recording."""
 
+    @property
+    def number(self) -> int | None:
+        """Which of the devices of its kind is in use; None where none is."""
+
     def scalar(self, value: float | torch.Tensor, device: torch.device) -> torch.Tensor:
         """A number of ours that a recording reads anew in each replay."""
+
+    def aside(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Work on the stream that is recorded from: what autograd remembers of a stream then fits a recording."""
 
     def record(self, update: Callable[[], object], device: torch.device) -> Callable[[], object]:
         """What repeats the update from then on; the update is not carried out by recording it."""
@@ -34,11 +42,16 @@ class GraphRecorder:
     def __init__(self) -> None:
         self.flags: dict[str, Any] = {"capturable": True}
         self._pool: Any = None
+        self._streams: dict[torch.device, Any] = {}
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def is_busy(self) -> bool:
         return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+    @property
+    def number(self) -> int | None:
+        return torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def scalar(self, value: float | torch.Tensor, device: torch.device) -> torch.Tensor:
         given = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float32)
@@ -47,23 +60,48 @@ class GraphRecorder:
     def record(self, update: Callable[[], object], device: torch.device) -> Callable[[], object]:
         """Not by `torch.cuda.graph`, which empties the allocator's cache: gradients would move, and with them the
         reason to record. Other threads, such as one that pins batches, may go on meanwhile."""
-        with torch.cuda.device(device):
-            if not self._graphs:  # a pool whose last graph is gone cannot be used again
-                self._pool = torch.cuda.graph_pool_handle()
-            graph, stream, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream), _uncollected():
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    update()
-                except BaseException:
-                    with suppress(RuntimeError):  # the capture is broken; the first error tells why
-                        graph.capture_end()
-                    raise
+        if not self._graphs:  # a pool whose last graph is gone cannot be used again
+            self._pool = torch.cuda.graph_pool_handle()
+        with self.aside(device), _uncollected():
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                update()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is broken; the first error tells why
+                    graph.capture_end()
+                self._mend(device)
+                raise
+            try:
                 graph.capture_end()
-            current.wait_stream(stream)
+            except RuntimeError:
+                self._mend(device)
+                raise
         self._graphs.add(graph)
         return graph.replay
+
+    @contextmanager
+    def aside(self, device: torch.device) -> Iterator[None]:
+        with torch.cuda.device(device):
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream()
+            stream, current = self._streams[device], torch.cuda.current_stream()
+            stream.wait_stream(current)
+            try:
+                with torch.cuda.stream(stream):
+                    yield
+            finally:
+                current.wait_stream(stream)
+
+    def _mend(self, device: torch.device) -> None:
+        """A recording that broke leaves torch's generator as if it went on: an empty one that ends well ends that. On
+        a stream of its own, since the broken one may still be in its state."""
+        self._streams.pop(device, None)
+        with suppress(RuntimeError), warnings.catch_warnings(), torch.cuda.stream(torch.cuda.Stream()):
+            warnings.simplefilter("ignore")  # an empty graph is just what is wanted
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_end()
 
 
 @contextmanager

@@ -23,6 +23,7 @@ __all__ = [
     "add_import",
     "apply_edits",
     "can_wrap",
+    "indentation_unit",
     "insert_after",
     "insert_argument",
     "insert_before",
@@ -138,7 +139,7 @@ def wrap_statements(source: Source, first: ast.stmt, last: ast.stmt, header: str
     if not can_wrap(source, first, last):
         raise ValueError("statements that share a line cannot be indented")
     lines, row = source.lines, first_line(first)
-    indent, unit = lines.indentation(row), _indentation_unit(source, first)
+    indent, unit = lines.indentation(row), indentation_unit(source, first)
     edits = [Edit(lines.start(row), lines.start(row), f"{indent}{header}{lines.newline}")]
     inside_strings = _rows_inside_strings(source)
     for line in range(row, lines.line_at(lines.span(last)[1]) + 1):
@@ -149,7 +150,7 @@ def wrap_statements(source: Source, first: ast.stmt, last: ast.stmt, header: str
     return edits
 
 
-def _indentation_unit(source: Source, statement: ast.stmt) -> str:
+def indentation_unit(source: Source, statement: ast.stmt) -> str:
     """One step of indentation as this block has it, else as the file has it, else four spaces."""
     indent = source.lines.indentation(first_line(statement))
     above = source.enclosing(statement, ast.stmt)

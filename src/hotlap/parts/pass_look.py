@@ -1,0 +1,90 @@
+"""One pass, watched operation by operation: what it reads, writes, draws and waits for on the way."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hotlap.parts.pass_grounds import Grounds, address
+
+_READING = ("_local_scalar_dense", "is_nonzero", "equal", "item")
+
+
+class Look(TorchDispatchMode):
+    """`reason` says why what was seen cannot be recorded."""
+
+    def __init__(self, device: str, inputs: Sequence[Any], grounds: Grounds) -> None:
+        super().__init__()
+        self.reason = ""
+        self._device = device
+        self._known = grounds.addresses() | {address(one) for one in tensors(inputs)}
+        self._made: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the compiler would be imported
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tensors((args, kwargs))
+        out = function(*args, **(kwargs or {}))
+        if not self.reason:
+            self.reason = self._judged(function, args, given, tensors(out))
+        return out
+
+    def _judged(self, function: Any, args: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> str:
+        name = function.overloadpacket.__name__
+        if name in _READING or torch.Tag.dynamic_output_shape in function.tags or _masks(name, args):
+            return f"it waits for the device ({name})"
+        for tensor in given:
+            place = address(tensor)
+            is_number = tensor.is_cpu and tensor.dim() == 0 and place not in self._known
+            if place and not is_number and place not in self._known and place not in self._made:
+                return f"it reads a tensor that cannot be followed ({name})"
+        for tensor in made:
+            self._made.add(address(tensor))
+            if tensor.device.type != self._device and tensor.dim() > 0:
+                return f"it computes on the {tensor.device.type} ({name})"
+        if torch.Tag.nondeterministic_seeded in function.tags and any(t.device.type != self._device for t in made):
+            return f"it draws random numbers on the host ({name})"
+        return ""
+
+
+def _masks(name: str, args: Any) -> bool:
+    """An index by a mask waits for its size."""
+    is_index = name in ("index", "index_put", "index_put_", "_index_put_impl_")
+    return is_index and any(one.dtype in (torch.bool, torch.uint8) for one in tensors(args[1]))
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def host_generators(device: str) -> tuple[Any, ...]:
+    """The states of the generators on the host that everybody shares, and that no recording continues."""
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else ()
+    plain = tuple(one.tobytes() if hasattr(one, "tobytes") else one for one in drawn)
+    return torch.get_rng_state().numpy().tobytes() if device != "cpu" else b"", random.getstate(), plain
+
+
+@contextmanager
+def noting_backward(note: Callable[[Any], None]) -> Iterator[None]:
+    """Tells from what a pass goes back, before it does; `Tensor.backward` looks the function up at each call."""
+    original = torch.autograd.backward
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        note(tensors)
+        return original(tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original

@@ -1,0 +1,266 @@
+"""Forward, loss and backward of a step, recorded once as a CUDA graph and replayed with a single launch.
+
+    from hotlap.parts.recorded_pass import recorded
+
+    for x, y in loader:
+        def one_pass(x, y):
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            return loss
+
+        loss = recorded(one_pass, x, y)  # plain at first, then one launch
+        optimizer.step()
+
+A graph repeats work on the device at fixed addresses, and nothing of what Python did. So a pass is watched before it is
+recorded; it is replayed only while everything that its code can reach is what and where it was; and the first replays
+are held against the pass itself. Any other step runs as it is. What is handed back are copies without a graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from hotlap.parts.graph_recorder import GraphRecorder, Recorder
+from hotlap.parts.pass_grounds import Grounds, Unfit
+from hotlap.parts.pass_look import Look, host_generators, noting_backward, tensors
+from hotlap.parts.pass_recording import (
+    NUMBERS,
+    Recording,
+    can_be_copied,
+    copied,
+    detached,
+    flat,
+    is_weight,
+    others,
+    recording_of,
+)
+
+_UNWATCHED = 2  # passes with inputs of one kind before one is watched
+_UNRECORDED = 4  # passes before one is recorded
+_PROVEN = 2  # replays that are held against the pass itself
+_LIMIT = 1e-3  # how far loss and gradients may be apart, in proportion: 16-bit kernels may add up in another order
+_GRAPHS = 3  # kinds of inputs: the usual batch, a smaller last one
+_PATIENCE = 48  # passes in a row without a replay, after which no more is tried
+_TRIED = 8  # recordings after which each must have been worth eight replays
+
+
+class Listeners(Protocol):
+    """Who must know of replays, which torch tells nobody of."""
+
+    changes: int  # another number whenever somebody else begins or ends to take part in passes
+
+    @property
+    def why_not(self) -> str:
+        """Why nothing can be recorded now."""
+
+    def recording(self) -> AbstractContextManager[Any]:
+        """While it lasts, nobody is to be told of what is only recorded."""
+
+    def played(self, play: Callable[[], torch.Tensor], inputs: Sequence[Any]) -> None:
+        """Plays a pass, which gives its loss, and tells of it."""
+
+    def compared(self, difference: float, limit: float) -> None: ...
+
+    def refused(self, reason: str) -> None: ...
+
+
+class Nobody:
+    changes = 0
+    why_not = ""
+
+    def recording(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def played(self, play: Callable[[], torch.Tensor], inputs: Sequence[Any]) -> None:
+        play()
+
+    def compared(self, difference: float, limit: float) -> None: ...
+
+    def refused(self, reason: str) -> None: ...
+
+
+listeners: Listeners = Nobody()
+_passes: dict[Any, RecordedPass] = {}
+
+
+def recorded(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Does what `function(*inputs)` does, by a graph where one is there for it. One for each function in the text."""
+    code = function.__code__  # type: ignore[attr-defined]
+    own = _passes.get(code)
+    if own is None:
+        own = _passes[code] = RecordedPass()
+    return own.run(function, inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One pass as it was asked for."""
+
+    function: Any
+    inputs: Sequence[Any]
+    leaves: Sequence[Any]  # of the inputs, which may be lists and dicts
+    kind: Any  # what inputs must have in common to share a graph; None where there can be none
+
+    def plain(self) -> Any:
+        return self.function(*self.inputs)
+
+
+class RecordedPass:
+    """The passes of one place. `refused` says why it has given up; `replays` how often a graph did the work."""
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder = recorder or GraphRecorder()
+        self.replays, self.refused = 0, ""
+        self._graphs: dict[Any, Recording] = {}
+        self._sightings: Counter[Any] = Counter()
+        self._misses = self._recordings = 0
+        self._why = ""
+
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        if self.refused:
+            return function(*inputs)
+        leaves, shape = flat(inputs)
+        call = _Call(function, inputs, leaves, self._kind(leaves, shape))
+        recording = self._graphs.get(call.kind) if call.kind is not None else None
+        if recording is None:
+            return self._slowly(call)
+        if not recording.grounds.hold(function):
+            self._why = recording.grounds.why
+            del self._graphs[call.kind], self._sightings[call.kind]
+            return self._slowly(call)
+        if recording.adds or any(one.is_held for one in self._graphs.values()):  # they share their memory
+            self._misses += 1
+            return call.plain()
+        if recording.proven < _PROVEN:
+            return self._prove(call, recording)
+        given = tensors(leaves)
+        if isinstance(listeners, Nobody):
+            recording.play(given)
+        else:
+            listeners.played(lambda: recording.played(given), given)
+        self.replays, self._misses = self.replays + 1, 0
+        return copied(recording.results)
+
+    def _kind(self, leaves: Sequence[Any], shape: str) -> Any:
+        self._why = self._why_not([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        if self._why:
+            return None
+        found: list[Any] = [shape, torch.get_default_dtype(), listeners.changes]
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                found += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
+            else:
+                found += (type(leaf), leaf if isinstance(leaf, NUMBERS) else id(leaf))
+        return tuple(found)
+
+    def _why_not(self, given: list[torch.Tensor]) -> str:
+        if self._recorder.is_busy:
+            return "the script records its passes itself"
+        if not torch.is_grad_enabled():
+            return "gradients are off"
+        if torch.is_autocast_enabled(self._recorder.device):
+            return "autocast is entered around the pass, and would hand on weights it has cast before"
+        if any(one.requires_grad or type(one) is not torch.Tensor or one.layout != torch.strided for one in given):
+            return "its inputs are more than plain data"
+        return ""
+
+    def _slowly(self, call: _Call) -> Any:
+        """A pass that no graph is there for; it may be the one to record."""
+        why = self._why or listeners.why_not
+        self._misses += 1
+        if self._misses > _PATIENCE:
+            self._give_up(why or "its inputs are never of the same kind for long")
+        device = self._device(call.leaves) if call.kind is not None and not self.refused else None
+        if device is None:
+            return call.plain()
+        if len(self._sightings) > 64:
+            self._sightings.clear()
+        self._sightings[call.kind] += not why
+        if self._sightings[call.kind] == _UNWATCHED + 1 and not why:
+            return self._watched(call, device)
+        if self._sightings[call.kind] > _UNRECORDED and not why:
+            return self._record(call, device)
+        return self._aside(call, device)
+
+    def _aside(self, call: _Call, device: torch.device) -> Any:
+        """The pass itself, where it would be recorded: what autograd keeps from one pass to the next, as long as
+        somebody has its graph, must fit a recording. So graphs are not handed out either."""
+        with self._recorder.aside(device):
+            return detached(call.plain())
+
+    def _device(self, leaves: Sequence[Any]) -> torch.device | None:
+        """Where the pass computes: where its inputs lie, or the one device there is for those in main memory."""
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        own = {device for device in devices if device.type == self._recorder.device}
+        others = {device.type for device in devices - own} - {"cpu"}
+        if len(own) == 1 and not others:
+            return own.pop()
+        if own or others or not devices or self._recorder.number is None:
+            self._give_up(f"its inputs are not on one {self._recorder.device} device")
+            return None
+        return torch.device(self._recorder.device, self._recorder.number)
+
+    def _watched(self, call: _Call, device: torch.device) -> Any:
+        """The pass itself, looked at on the way. Whoever watches would be looked at as well, so they are told of it as
+        of a replay."""
+        try:
+            grounds = Grounds(call.function, others(call.leaves))
+        except Unfit as reason:
+            self._give_up(str(reason))
+            return call.plain()
+        look, before = Look(device.type, call.inputs, grounds), host_generators(device.type)
+        lasting = [one for one in grounds.tensors if is_weight(one)] + tensors(call.leaves)
+        versions, losses = [one._version for one in lasting], list[Any]()
+        with listeners.recording(), self._recorder.aside(device), noting_backward(losses.append), look:
+            out = call.plain()
+        for loss in detached(losses):
+            listeners.played(lambda loss=loss: loss, tensors(call.leaves))
+        if look.reason:
+            self._give_up(look.reason)
+        elif host_generators(device.type) != before:
+            self._give_up("it draws random numbers on the host")
+        elif not grounds.hold(call.function):
+            self._give_up(f"it leaves something behind: {grounds.why}")
+        elif versions != [one._version for one in lasting]:
+            self._give_up("it changes its inputs or weights")
+        elif not can_be_copied(out):
+            self._give_up("it hands on more than tensors and numbers")
+        return out if self.refused else detached(out)
+
+    def _record(self, call: _Call, device: torch.device) -> Any:
+        if self._recordings >= _TRIED and self.replays < 8 * self._recordings:
+            self._give_up("what it rests on changes too often")
+        if self.refused or len(self._graphs) >= _GRAPHS:
+            return call.plain()
+        try:
+            with listeners.recording():
+                recording = recording_of(call.function, call.inputs, call.leaves, self._recorder, device)
+        except (RuntimeError, Unfit) as error:
+            self._give_up(f"it cannot be recorded: {str(error).splitlines()[0]}")
+            return call.plain()
+        self._recordings += 1
+        self._graphs[call.kind] = recording
+        return self._prove(call, recording)
+
+    def _prove(self, call: _Call, recording: Recording) -> Any:
+        """The pass itself, and then the same by the graph, from the same state; the script gets its own."""
+        with self._recorder.aside(recording.loss.device):
+            out, difference = recording.compared(call.plain, tensors(call.leaves))
+        recording.proven += 1
+        self._misses = 0
+        listeners.compared(difference, _LIMIT)
+        if not difference <= _LIMIT:
+            self._give_up(f"replayed it is not the same: off by {difference:.3g}")
+        return out if self.refused else detached(out)
+
+    def _give_up(self, reason: str) -> None:
+        if not self.refused:
+            self._graphs.clear()
+            self.refused = reason
+            listeners.refused(reason)

@@ -1,0 +1,80 @@
+"""Small models whose passes are started kernel by kernel: in a function, in a trainer, in a function for one step."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from hotlap.parts.recorded_pass import recorded
+
+
+class Trainer:
+    def __init__(self, model, device):
+        self.model, self.device = model, device
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run(self, loader):
+        model, draws = self.model, iter(loader)
+        model.train()
+        while True:
+            try:
+                batch = next(draws)
+            except StopIteration:
+                break
+            x, y = [one.to(self.device) for one in batch]
+
+            # forward the model
+            def one_pass(x, y):
+                logits = model(x)
+                self.loss = F.cross_entropy(logits, y)
+
+                # and back
+                model.zero_grad(set_to_none=True)
+                self.loss.backward()  # the loss is shown below
+                return self.loss
+            self.loss = recorded(one_pass, x, y)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            self.optimizer.step()
+        print(f"{self.loss.item():.4f}")
+
+
+def train(model, loader, optimizer, device, criterion):
+    model.train()
+    right = 0
+    for data, target in loader:
+        data, target = data.to(device), target.to(device)
+        def one_pass(data, target):
+            optimizer.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16, enabled=False):
+                output = model(data)
+                loss = criterion(output, target)
+            loss.backward()
+            return output, loss
+        output, loss = recorded(one_pass, data, target)
+        optimizer.step()
+        right += (output.argmax(dim=1) == target).sum()
+    print(f"{loss.item():.4f}", int(right))
+
+
+def step(model, optimizer, x, y):
+    def one_pass(optimizer, model, x, y):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+    recorded(one_pass, optimizer, model, x, y)
+    optimizer.step()
+
+
+def main():
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loader = DataLoader(TensorDataset(torch.randn(250, 8), torch.randint(0, 2, (250,))), batch_size=16)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        train(model, loader, optimizer, device, nn.CrossEntropyLoss())
+    for x, y in loader:
+        step(model, optimizer, x.to(device), y.to(device))
+    Trainer(model, device).run(loader)
+
+
+if __name__ == "__main__":
+    main()

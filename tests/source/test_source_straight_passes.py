@@ -1,0 +1,147 @@
+"""Passes that may stand in a function of their own: what goes in and what comes out, or why they are left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from hotlap.source.fix import rewritten
+from hotlap.source.module import Source
+from hotlap.source.straight_passes import Pass, straight_passes
+
+HEAD = """import torch
+import torch.nn.functional as F
+from torch.cuda.amp import autocast
+model = torch.nn.Linear(2, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def found(body: str, around: str = "def train(loader):\n    for x, y in loader:\n{}\n        optimizer.step()\n"):
+    lines = "\n".join(f"        {line}" for line in body.strip("\n").split("\n"))
+    (one,) = straight_passes(Source(HEAD + around.format(lines)))
+    return one
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "results"),
+    [
+        ("optimizer.zero_grad()\nloss = F.mse_loss(model(x), y)\nloss.backward()", "x y", ""),
+        ("F.mse_loss(model(x), y).backward()", "x y", ""),
+        ("loss = F.mse_loss(model(x.cuda()), y.cuda())\nloss.backward()\nprint(loss.item())", "x y", "loss"),
+        ("x, y = x.cuda(), y.cuda()\nout = model(x)\nloss = (out - y).mean()\nloss.backward()\nlog(out)", "x y", "out"),
+        ("with autocast():\n    out = model(x)\n    loss = out.mean()\nloss.backward()\nlog(loss)", "x", "loss"),
+        ("out = model(x)\nloss = out.mean()\nloss += out.std()\nloss.backward()\nlog(loss)", "x", "loss"),
+        ("out: torch.Tensor = model(x)\nout.mean().backward()", "x", ""),
+        ("weight = 0.5 * len(x)\nlog(weight)\nout = model(x) * weight\nout.mean().backward()", "x weight", ""),
+        (
+            "state = model(x) if x is None else x\nstate, out = model(state, x)\nout.mean().backward()",
+            "state x",
+            "state",
+        ),
+        ("out = torch.log(model(x)).log()\nout.masked_fill(y, float('-inf')).mean().backward()", "x y", ""),
+        ("a, b = model(x), y\n(a - b).mean().backward()\nlog(b)", "x y", "b"),
+    ],
+)
+def test_passes_with_what_goes_in_and_comes_out(body: str, inputs: str, results: str) -> None:
+    one = found(body)
+    assert isinstance(one, Pass), one
+    assert (" ".join(one.inputs), " ".join(one.results)) == (inputs, results)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("loss = model(x).mean()\nprint(loss)\nloss.backward()", "does something else"),
+        ("loss = model(x).mean()\nvalue = loss.item()\nloss.backward()", "waits for the device"),
+        ("loss = model(x).mean()\nlosses.append(loss)\nloss.backward()", "does something else"),
+        ("loss = model(x).mean() * float(y.sum())\nloss.backward()", "waits for the device"),
+        ("loss = logger.log('step', model(x)).mean()\nloss.backward()", "tells somebody"),
+        ("loss = sum(model(one).mean() for one in x)\nloss.backward()", "decided by Python"),
+        ("loss = model(x).mean() if len(x) else 0\nloss.backward()", "decided by Python"),
+        ("if len(x):\n    model(x).mean().backward()", "more than the loop"),
+        ("try:\n    model(x).mean().backward()\nexcept RuntimeError:\n    pass", "more than the loop"),
+        ("model(x).mean().backward()\nmodel(y).mean().backward()", "more than once"),
+        ("loss = model(x).mean()\nloss.backward(retain_graph=True)", "told how to go"),
+        ("kept['out'] = model(x)\nkept['out'].mean().backward()", "other code may see"),
+        ("kept.out = model(x)\nkept.out.mean().backward()", "other code may see"),
+        ("with torch.no_grad():\n    x = model(x)\nloss = x.mean()\nloss.backward()", "other than autocast"),
+        ("x += model(y)\nx.mean().backward()", "changed in place"),
+        ("loss = other(x)\nloss.backward()", "calls a model"),
+        ("out = model(x); loss = out.mean()\nloss.backward()", None),
+        ("log(x); out = model(x)\nout.mean().backward()", "shares a line"),
+        ("loss = model(x).mean()\nloss.backward()\nlocals()", "another way"),
+    ],
+)
+def test_passes_that_python_takes_part_in(body: str, reason: str | None) -> None:
+    one = found(body)
+    if reason is None:
+        assert isinstance(one, Pass)
+    else:
+        assert not isinstance(one, Pass) and reason in str(one[1])
+
+
+@pytest.mark.parametrize("kind", ["async def train(loader):", "def train(loader):\n    yield 1"])
+def test_functions_that_are_left_on_the_way(kind: str) -> None:
+    head, _, rest = kind.partition("\n")
+    body = f"{head}\n{rest}\n    for x, y in loader:\n{{}}\n        optimizer.step()\n"
+    assert "generator" in str(found("model(x).mean().backward()", body)[1])
+
+
+def test_a_trainer_keeps_its_loss() -> None:
+    text = """
+class Trainer:
+    def run(self, draws, device):
+        model = self.model
+        model.train()
+        while True:
+            x, y = [one.to(device) for one in next(draws)]
+            logits, self.loss = model(x, y)
+            model.zero_grad(set_to_none=True)
+            self.loss.backward()
+            self.optimizer.step()
+"""
+    (one,) = straight_passes(Source(text))
+    assert isinstance(one, Pass) and one.inputs == ("x", "y") and one.results == ("self.loss",)
+    carried = text.replace("model(x, y)", "model(x, self.loss)")
+    (left,) = straight_passes(Source(carried))
+    assert not isinstance(left, Pass) and "from step to step" in str(left[1])
+
+
+def test_a_function_for_one_step() -> None:
+    text = (
+        HEAD
+        + """
+def step(x, y):
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+for x, y in loader:
+    step(x, y)
+"""
+    )
+    (one,) = straight_passes(Source(text))
+    assert isinstance(one, Pass) and one.inputs == ("x", "y") and one.results == ("loss",)
+
+
+def test_tracebacks_show_the_scripts_own_lines() -> None:
+    from hotlap.catalogue import find
+
+    text = (
+        HEAD
+        + """
+for x, y in [(1, 2)]:
+    optimizer.zero_grad()
+    loss = model(x).mean()  # fails here
+    loss.backward()
+    optimizer.step()
+"""
+    )
+    result = rewritten(Source(text), [(find("captured-pass"), None)], unsafe=True, doubtful=True)
+    assert result.techniques
+    old, new = text.split("\n"), result.text.split("\n")
+    moved = [number for number, line in enumerate(new, 1) if "fails here" in line]
+    assert [old[result.lines[number] - 1].strip() for number in moved] == ["loss = model(x).mean()  # fails here"]
+    (call,) = [number for number, line in enumerate(new, 1) if "recorded(one_pass" in line]
+    assert old[result.lines[call] - 1].strip() == "loss.backward()"
