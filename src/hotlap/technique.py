@@ -105,6 +105,10 @@ class Technique:
         """The settings worth trying here, or why none is."""
         return CannotHelp("this technique is advice: it cannot be tried from outside")
 
+    def starts_after(self, setting: Setting) -> float:
+        """Seconds it may take to get going with this setting, where that is not `start_up_seconds`."""
+        return self.start_up_seconds
+
     def apply(self, patch: Patch, setting: Setting) -> None:
         """Change the process, only through `patch`, which also undoes it."""
         raise TypeError(f"{self.id} cannot be applied to a running script")
@@ -140,6 +144,10 @@ class Choice:
     def __str__(self) -> str:
         inside = ", ".join(f"{key} {value}" for key, value in self.setting.items())
         return f"{self.technique.id} ({inside})" if inside else self.technique.id
+
+    @property
+    def start_up_seconds(self) -> float:
+        return self.technique.starts_after(self.setting)
 
     def to_json(self) -> dict[str, Any]:
         """By import path, so that a trial process finds it and the engine needs no list of names."""

@@ -45,6 +45,7 @@ def test_by_its_own_count(run_script, tmp_path: Path, rows: str, storms: bool) -
     run = run_script(write(tmp_path, rows), steps=40).run
     assert bool(recompiles(run)) == storms, run.compiled_at
     assert run.compiled_at, "the first step compiles"
+    assert (run.compiled.again >= 10) == storms and run.compiled.graphs == run.compiled.again + 1
 
 
 def test_a_technique_that_does_it_is_rejected(trials: Trials, tmp_path: Path) -> None:

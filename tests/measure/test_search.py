@@ -424,3 +424,39 @@ def test_a_small_gain_that_does_not_show_twice_is_none() -> None:
         made.screening.run()
         made.screening.weed()
         assert [str(choice) for choice in made.found.plan] == kept
+
+
+class Slowest(Slow):
+    """Its second setting takes longer to start than the technique says."""
+
+    def starts_after(self, setting: Any) -> float:
+        return 60.0 if setting["mode"] == "b" else self.start_up_seconds
+
+
+class BySetting(Made):
+    def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+        timing = super()._measured(plan, label, role)
+        modes = [choice.setting.get("mode") for choice in plan]
+        self.asked[-1] = tuple(map(str, modes))
+        assert isinstance(timing, Timed)
+        return dataclasses.replace(timing, level=0.4) if "b" in modes else timing
+
+
+@pytest.mark.parametrize(
+    ("first", "budget", "kept", "asked"),
+    [
+        (0.5, 200.0, ["slowest (mode b)"], [("a",), ("b",)]),
+        (0.5, 90.0, ["slowest (mode a)"], [("a",)]),
+        (1.0, 200.0, [], [("a",)]),
+    ],
+    ids=["in place of what gained", "not without room", "not where nothing gained"],
+)
+def test_the_slowest_start_is_tried_last(first: float, budget: float, kept: list, asked: list) -> None:
+    bench = BySetting({(): 1.0, ("slowest",): first})
+    made = search(bench, Slowest(), budget=budget)
+    made.screening.run()
+    assert [str(choice) for choice in made.found.plan] == kept
+    assert bench.asked[3:] == asked
+    assert not made.found.cut_short, "what was left out on purpose leaves nothing open"
+    if budget == 90.0:
+        assert made.found.not_tried[-1].reason == "slowest (mode b) takes about 60 s to start: try a larger --budget"

@@ -71,6 +71,30 @@ def test_with_graphs_the_output_is_the_callers_own() -> None:
     assert out["out"].data_ptr() != x.data_ptr() and out["more"][0].data_ptr() != x.data_ptr()
 
 
+@pytest.mark.parametrize(("sizes", "graphs"), [((8,) * 15 + (5,), 1), ((8, 5, 6, 7) * 4, 2)], ids=["last", "changing"])
+def test_without_graphs_rare_shapes_run_as_they_are_and_frequent_ones_share_a_variant(sizes, graphs: int) -> None:
+    model, call = nn.Linear(4, 2), CompiledCall()
+    for size in sizes:
+        x = torch.randn(size, 4)
+        assert torch.equal(call(model, (x,), {}), model(x))
+    assert call.graphs == graphs and call.pieces == 1
+
+
+def test_with_graphs_another_shape_that_stays_is_recorded() -> None:
+    model, call = nn.Linear(4, 2), CompiledCall("reduce-overhead")
+    for size in (8, *(5, 6) * 9, *(7,) * 8):
+        call(model, (torch.randn(size, 4),), {})
+    assert call.graphs == 2
+
+
+def test_modules_that_are_built_alike_share_one_graph() -> None:
+    call, x = CompiledCall(), torch.randn(3, 4)
+    models = [nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(12)]
+    for model in models:
+        assert torch.equal(call(model, (x,), {}), model(x))
+    assert call.graphs == 1
+
+
 def test_whose_error() -> None:
     assert is_compilers(torch._dynamo.exc.Unsupported("this"))
     assert not is_compilers(ValueError("that"))

@@ -236,3 +236,11 @@ def test_hosts_the_script_tried_to_reach_are_told() -> None:
     for text in (terminal.to_text(terminal.tune(report)), markdown.tune(report), html.tune(report)):
         assert "tried to reach data.example.org, 192.0.2.1" in " ".join(text.split()).lower()
     assert "tried to reach" not in markdown.tune(samples.tune())
+
+
+def test_what_compiling_came_to_is_told() -> None:
+    words = "compiled as 3 graphs, 2 breaks: data-dependent branch at model.py:41"
+    report = dataclasses.replace(samples.tune(), compiled=words)
+    for text in (terminal.to_text(terminal.tune(report)), markdown.tune(report), html.tune(report)):
+        assert words in " ".join(text.split()).lower()
+    assert "compiled as" not in markdown.tune(samples.tune())

@@ -9,6 +9,7 @@ from hotlap.catalogue.async_copies import AsyncCopies
 from hotlap.catalogue.captured_pass import CapturedPass
 from hotlap.catalogue.channels_last import ChannelsLast
 from hotlap.catalogue.compiled_model import CompiledModel
+from hotlap.catalogue.cpu_threads import CpuThreads
 from hotlap.catalogue.cudnn_benchmark import CudnnBenchmark
 from hotlap.catalogue.current_apis import CurrentApis
 from hotlap.catalogue.debug_off import DebugOff
@@ -17,6 +18,8 @@ from hotlap.catalogue.device_prefetch import DevicePrefetch
 from hotlap.catalogue.einops_rearrange import EinopsRearrange
 from hotlap.catalogue.fast_jpeg import FastJpeg
 from hotlap.catalogue.fast_storage import FastStorage
+from hotlap.catalogue.folded_norm import FoldedNorm
+from hotlap.catalogue.fp8_linear import Fp8Linear
 from hotlap.catalogue.freed_memory import FreedMemory
 from hotlap.catalogue.fused_attention import FusedAttention
 from hotlap.catalogue.fused_optimizer import FusedOptimizer
@@ -55,12 +58,14 @@ TECHNIQUES: tuple[Technique, ...] = (
     SyncFreeLoop(),
     SinglePrecision(),
     MixedPrecision(),
+    Fp8Linear(),
     Tf32Matmul(),
     AlignedShapes(),
     FusedAttention(),
     ChannelsLast(),
     NoBiasBeforeNorm(),
     CudnnBenchmark(),
+    CpuThreads(),
     CompiledModel(),
     CapturedPass(),
     FusedOptimizer(),
@@ -70,6 +75,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     GradAccumulation(),
     FreedMemory(),
     GradFreeEvaluation(),
+    FoldedNorm(),
     DebugOff(),
     LeanLayers(),
     UsedParameters(),

@@ -205,7 +205,7 @@ def _report(
         batch_that_fits=batch_that_fits(run.memory, batch) if run.device != "cpu" else None,
         layers=layers(look),
         unused=[Unused(one.name, one.kind, one.elements) for one in look.unused],
-        remarks=look.remarks,
+        remarks=[*look.remarks, *filter(None, [str(run.compiled)])],
         inputs=inputs(look),
         peak_flops=look.peak_flops,
         peak_bandwidth=look.peak_bandwidth,

@@ -174,7 +174,7 @@ class Screening:
         """Time the plan so far plus these, in place of what cannot live with them. None when that was not possible; the
         reason is on record."""
         plan = [*self._friends(choices), *choices]
-        start_up_seconds = sum(choice.technique.start_up_seconds for choice in plan)  # each plan is compiled anew
+        start_up_seconds = sum(choice.start_up_seconds for choice in plan)  # each plan is compiled anew
         if not self._purse.has_room_for(plan, start_up_seconds=start_up_seconds):
             self._had_no_room(choices)
             return None
@@ -212,18 +212,22 @@ class Screening:
             if not self._purse.has_room_for([*rest, choice], trials=2):
                 self._had_no_room([choice])
                 continue
-            timing = self._bench.time([*rest, choice], str(choice), "screen")
-            if not isinstance(timing, Timed):
-                self.found.reject([choice], timing.ending)
-                continue
-            ratio = self.found.level / timing.level
-            if ratio < self.found.worth_keeping:
-                self.found.reject([choice], f"{ratio:.2f}x against the setting kept")
-                continue
-            gain = self.found.gains[candidate.technique.id]
-            self.found.gains[candidate.technique.id] = gain * ratio if gain else None
-            self.found.plan = [*rest, choice]
-            self.found.level, self.found.after = timing.level, timing.run
+            self._replace(choice, rest)
+
+    def _replace(self, choice: Choice, rest: list[Choice]) -> None:
+        """Another setting of a technique that is in the plan, taken in where it is faster still."""
+        timing = self._bench.time([*rest, choice], str(choice), "screen")
+        if not isinstance(timing, Timed):
+            self.found.reject([choice], timing.ending)
+            return
+        ratio = self.found.level / timing.level
+        if ratio < self.found.worth_keeping:
+            self.found.reject([choice], f"{ratio:.2f}x against the setting kept")
+            return
+        gain = self.found.gains[choice.technique.id]
+        self.found.gains[choice.technique.id] = gain * ratio if gain else None
+        self.found.plan = [*rest, choice]
+        self.found.level, self.found.after = timing.level, timing.run
 
     def _try_partners(self, idle: list[Candidate]) -> None:
         """Two that did nothing alone may gain together, such as a layout and the precision it was made for."""
@@ -243,10 +247,10 @@ class Screening:
         """What takes long to get going comes last, on top of the rest, where it has to start the fewest times. Those
         that did nothing before may do something with it."""
         for candidate in self._renewed(slow) if self.found.after is not None else slow:
-            timing = None
-            for number in range(len(candidate.tries)):
-                choice = candidate.choice(number)
-                timing = self._trial([choice])
+            choices = [candidate.choice(number) for number in range(len(candidate.tries))]
+            slowest = [one for one in choices if one.start_up_seconds > candidate.technique.start_up_seconds]
+            for choice in choices:
+                timing = self._trial([choice]) if choice not in slowest else None
                 if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
                     self._keep([choice], timing)
                     break
@@ -254,11 +258,22 @@ class Screening:
                     self.found.reject([choice], no_gain(self.found.level / timing.level, [choice], timing.run))
             else:
                 continue
+            for choice in slowest:
+                self._try_slowest(choice)
             for partner in partners(candidate, idle):
                 again = [partner.choice()]
                 timing = self._trial(again)
                 if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
                     self._keep(again, timing)
+
+    def _try_slowest(self, choice: Choice) -> None:
+        """A setting that takes still longer to get going, in place of one that gained, where there is room for it."""
+        rest = [kept for kept in self.found.plan if kept.technique is not choice.technique]
+        if self._purse.has_room_for([*rest, choice], start_up_seconds=choice.start_up_seconds):
+            self._replace(choice, rest)
+        else:
+            words = f"{choice} takes about {choice.start_up_seconds:.0f} s to start: try a larger --budget"
+            self.found.not_tried.append(NotTried(choice.technique.id, words))
 
     def weed(self) -> None:
         """Leave each out once, partners together. What the plan is no slower without has to go before the proof: it

@@ -201,6 +201,7 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         hosts=bench.hosts,
         reused_trials=bench.known.reused,
         earlier_seconds=bench.known.earlier_seconds,
+        compiled=str(after.compiled),
     )
 
 

@@ -17,7 +17,8 @@ def no_gain(ratio: float, choices: Sequence[Choice], run: Run) -> str:
     words = (
         "slower in a trial" if ratio < 0.98 else "no gain in a trial" if ratio < KEEP_GAIN else "within the noise here"
     )
-    return f"{ratio:.2f}x: {words}"
+    compiled = str(run.compiled) if any("compiled" in choice.technique.traits for choice in choices) else ""
+    return f"{ratio:.2f}x: {words}" + (f", {compiled}" if compiled else "")
 
 
 def no_baseline(timing: Untimed) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hotlap.observe.compiling import compiled_facts
 from hotlap.observe.imports import on_import
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
@@ -30,8 +31,10 @@ class Attached:
 
     @property
     def shown(self) -> list[str]:
-        """What techniques compared on the way, and found within limits."""
-        return [str(one) for one in self.patch.joints.comparisons if one.facts.count and not one.failed]
+        """What techniques compared on the way and found within limits, and what compiling came to."""
+        joints = self.patch.joints
+        compiled = [str(compiled_facts())] if any(seen.has_graphs for seen in joints.roots.found.values()) else []
+        return [*compiled, *(str(one) for one in joints.comparisons if one.facts.count and not one.failed)]
 
     def _torch_is_here(self) -> None:
         Replays(self.patch)

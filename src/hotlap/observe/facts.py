@@ -13,6 +13,8 @@ from typing import Any
 from hotlap.observe.look.shape import odd_sizes
 from hotlap.observe.roots import RootFinder
 from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts, SizeFacts, UnusedFacts
+from hotlap.parts.compilable import why_not_compiled
+from hotlap.parts.repeated_blocks import repeated_blocks
 
 _SIZES = 64  # of a root, written down
 
@@ -149,6 +151,8 @@ def elements(parameter: Any) -> int:
 def root_facts(root: Any, roots: RootFinder) -> RootFacts:
     import torch
 
+    from hotlap.parts.eight_bit_products import suitable
+
     seen = roots.found[root]
     shaped = [p for p in root.parameters() if elements(p)]
     weights = [p for p in shaped if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] * p.shape[3] > 1]
@@ -169,6 +173,9 @@ def root_facts(root: Any, roots: RootFinder) -> RootFacts:
         biases_before_norm=_biases_before_norm(root),
         odd_sizes=_odd_sizes(root),
         without_gradient=[UnusedFacts(name, "parameter", elements(p)) for name, p in seen.without_gradient(root)],
+        not_compiled=why_not_compiled(root) or "",
+        wide_linears=len(suitable(root)),
+        blocks=sum(map(len, repeated_blocks(root))),
     )
 
 

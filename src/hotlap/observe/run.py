@@ -83,6 +83,36 @@ class SizeFacts:
 
 
 @dataclass(frozen=True)
+class BreakFacts:
+    """Where torch.compile had to end a graph and go back to Python."""
+
+    why: str
+    file: str  # its name alone; "" = not known
+    line: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.why} at {self.file}:{self.line}" if self.file else self.why
+
+
+@dataclass(frozen=True)
+class CompiledFacts:
+    """What torch.compile made of a run."""
+
+    graphs: int = 0
+    breaks: list[BreakFacts] = field(default_factory=list)  # the most frequent first
+    again: int = 0  # how often something was compiled once more, for other shapes or settings
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return ""
+        count = sum(one.count for one in self.breaks)
+        graphs = "1 graph" if self.graphs == 1 else f"{self.graphs} graphs"
+        breaks = f", {count} {'break' if count == 1 else 'breaks'}: {self.breaks[0]}" if count else ""
+        return f"compiled as {graphs}{breaks}"
+
+
+@dataclass(frozen=True)
 class RootFacts:
     """A module the script calls itself, with trainable parameters and gradients on."""
 
@@ -101,6 +131,9 @@ class RootFacts:
     biases_before_norm: int = 0  # layers with a bias, right before a batch norm of their width in the order of modules
     odd_sizes: list[SizeFacts] = field(default_factory=list)  # the largest layers first
     without_gradient: list[UnusedFacts] = field(default_factory=list)  # in the first updates
+    not_compiled: str = ""  # why torch.compile had better leave it alone
+    wide_linears: int = 0  # plain linear layers inside it that are large enough for 8-bit products
+    blocks: int = 0  # parts of one class, some of them built alike, that make up most of it
 
 
 @dataclass(frozen=True)
@@ -278,6 +311,7 @@ class Run:
     matmul_precision: str = "highest"  # what float32 matrix products may use: "highest", "high" (TF32), "medium"
     searches_kernels: bool = False  # torch.backends.cudnn.benchmark
     deterministic: bool = False  # asked of torch, or of cuDNN
+    compiled: CompiledFacts = field(default_factory=CompiledFacts)
     compiled_at: list[int] = field(default_factory=list)  # steps in which torch.compile was at work
     anomaly_mode: bool = False  # a backward of the training ran in autograd's anomaly mode
 

@@ -21,6 +21,7 @@ from typing import Any
 from hotlap.observe import anatomy as at
 from hotlap.observe.batches import tensor_sizes
 from hotlap.observe.bearing import why_no_workers
+from hotlap.observe.compiling import compiled_facts
 from hotlap.observe.data_folder import DataFolder
 from hotlap.observe.dataset_state import dataset_state
 from hotlap.observe.device_clock import DeviceClock, Mark
@@ -404,6 +405,7 @@ class Watch:
             withdrawn=withdrawn or [],
             compared=[one.facts for one in self._joints.comparisons if one.facts.count],
             script_compiles=self._compiles,
+            compiled=compiled_facts(),
             matmul_precision=torch.get_float32_matmul_precision(),
             searches_kernels=torch.backends.cudnn.benchmark,
             deterministic=torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),

@@ -1,5 +1,5 @@
-"""A module's call, compiled. In modes with CUDA graphs only for the shapes it was first called with, and what comes out
-is the caller's to keep.
+"""A module's call, compiled. A shape that comes up now and then, such as a smaller last batch, runs as it is; in modes
+with CUDA graphs what comes out is the caller's to keep.
 
     from hotlap.parts.compiled_call import CompiledCall
 
@@ -10,19 +10,23 @@ is the caller's to keep.
 from __future__ import annotations
 
 import inspect
+import weakref
 from types import FunctionType
 from typing import Any
 
 PLAIN = "default"
 _COMPILER = ("torch._dynamo", "torch._inductor")
+_FEW, _RARE = 2, 1 / 8  # calls with other shapes, and their part of all, that are not worth compiling for
+_MOVED_ON = 8  # calls in a row with another shape: then that is the usual one
 
 
 class CompiledCall:
-    """`call(module, args, kwargs)` in place of `module(*args, **kwargs)`; one for each module. The module is handed in,
-    not held: it may go, and what was compiled for it goes with this object."""
+    """`call(module, args, kwargs)` in place of `module(*args, **kwargs)`; one for each module, or for several that are
+    built alike. The module is handed in, not held: it may go, and what was compiled for it goes with this object."""
 
     def __init__(self, mode: str = PLAIN) -> None:
         import torch
+        from torch._dynamo.utils import counters
 
         # Dynamo keeps what it compiles with the code object, and gives up after some variants: each gets its own.
         own = FunctionType(_call.__code__.replace(), _call.__globals__)
@@ -30,19 +34,50 @@ class CompiledCall:
         self._has_graphs = mode != PLAIN
         how = {"mode": mode, "dynamic": False} if self._has_graphs else {}
         self._run: Any = compile(own, **how)
-        self._signature: Any = None
+        self._shapes: weakref.WeakKeyDictionary[Any, _Shapes] = weakref.WeakKeyDictionary()
+        self._counters = counters
         self.has_run = False
+        self.graphs = 0  # made so far
+        self.pieces = 0  # of them, those the first call fell into
 
     def __call__(self, module: Any, args: Any, kwargs: Any) -> Any:
-        if self._has_graphs:
-            signature = _signature((args, kwargs))
-            if self._signature is None:
-                self._signature = signature
-            if signature != self._signature:  # a smaller last batch: as it is, rather than recorded once more
-                return module._call_impl(*args, **kwargs)
+        shapes = self._shapes.get(module)
+        if shapes is None:
+            shapes = self._shapes[module] = _Shapes(self._has_graphs)
+        if not shapes.are_worth_compiling(_signature((args, kwargs))):
+            return module._call_impl(*args, **kwargs)
+        before = self._counters["stats"]["unique_graphs"]
         out = self._run(module, args, kwargs)
-        self.has_run = True
+        self.graphs += self._counters["stats"]["unique_graphs"] - before
+        if not self.has_run:
+            self.has_run, self.pieces = True, self.graphs
         return _copied(out) if self._has_graphs else out
+
+
+class _Shapes:
+    """What a module is usually called with, which is not always what it is called with."""
+
+    def __init__(self, has_graphs: bool) -> None:
+        self._has_graphs = has_graphs
+        self._usual: Any = None
+        self._other: Any = None  # the latest that was not the usual one
+        self._calls = self._others = self._in_a_row = 0
+
+    def are_worth_compiling(self, signature: Any) -> bool:
+        """The usual ones are; others only where they are frequent and one variant serves them all, without graphs."""
+        self._calls += 1
+        if self._usual is None or signature == self._usual:
+            self._usual, self._in_a_row = signature, 0
+            return True
+        self._others += 1
+        self._in_a_row = self._in_a_row + 1 if signature == self._other else 1
+        self._other = signature
+        if not self._has_graphs:
+            return self._others > max(_FEW, _RARE * self._calls)
+        if self._in_a_row < _MOVED_ON:
+            return False
+        self._usual = signature
+        return True
 
 
 def is_compilers(error: BaseException) -> bool:

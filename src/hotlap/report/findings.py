@@ -319,6 +319,7 @@ class TuneReport:
     one_off_seconds: float = 0.0  # by which a run with the plan starts later: compiling, caches being filled
     reused_trials: int = 0  # known from earlier tunings
     earlier_seconds: float = 0.0  # what tunings under the same conditions cost before this one
+    compiled: str = ""  # what torch.compile made of the script with its plan, in half a line
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def _page(template: str, report: TuneReport | ProfileReport, **words: Any) -> st
             meanings=wording.SHARE_MEANINGS,
             facts=wording.facts(report),
             hosts=wording.hosts(report) if isinstance(report, TuneReport) else "",
+            compiled=report.compiled if isinstance(report, TuneReport) else "",
             **words,
         )
     )

@@ -241,6 +241,7 @@ def _analysis(report: TuneReport) -> Part:
     said = [
         f"Parity: {wording.parity(report)}.",
         f"Tuning: {wording.cost(report)}.",
+        *([figures.sentence(report.compiled)] if report.compiled else []),
         *map(figures.sentence, report.caveats),
         *([figures.sentence(wording.hosts(report))] if report.hosts else []),
     ]

@@ -106,6 +106,8 @@ def _tune_figures(report: TuneReport, rows: int, tight: bool) -> Table:
     gain = f"smallest gain this machine can show {figures.ratio(report.smallest_gain)}"
     table.add_row("A against A", f"{wording.a_against_a(report)}; {gain}")
     table.add_row("cost", wording.cost(report))
+    if report.compiled:
+        table.add_row("compiler", figures.line(report.compiled))
     for caveat in report.caveats[: 1 if tight else 4]:
         table.add_row("note", figures.line(caveat))
     if report.hosts:
