@@ -6,6 +6,7 @@ import difflib
 
 from hotlap.catalogue.aligned_shapes import AlignedShapes
 from hotlap.catalogue.async_copies import AsyncCopies
+from hotlap.catalogue.captured_model import CapturedModel
 from hotlap.catalogue.captured_pass import CapturedPass
 from hotlap.catalogue.channels_last import ChannelsLast
 from hotlap.catalogue.compiled_model import CompiledModel
@@ -67,6 +68,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     CudnnBenchmark(),
     CpuThreads(),
     CompiledModel(),
+    CapturedModel(),
     CapturedPass(),
     FusedOptimizer(),
     GradsToNone(),

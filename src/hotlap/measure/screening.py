@@ -85,6 +85,9 @@ class Screening:
             if taken is None:  # something in it broke: the halves may not
                 continue
             candidates = [one for one in candidates if one not in taken]
+            for one in taken:
+                if any(kept.technique is one.technique for kept in self.found.plan):
+                    self._refine(one)
             if group is together:
                 break
         return candidates if self.found.after is None else self._renewed(candidates)

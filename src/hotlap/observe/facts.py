@@ -157,6 +157,7 @@ def root_facts(root: Any, roots: RootFinder) -> RootFacts:
     shaped = [p for p in root.parameters() if elements(p)]
     weights = [p for p in shaped if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] * p.shape[3] > 1]
     leaves = Counter(type(m).__name__ for m in root.modules() if next(m.children(), None) is None)
+    captured = sys.modules.get("hotlap.parts.captured_calls")
     return RootFacts(
         kind=type(root).__name__,
         elements=sum(map(elements, root.parameters())),
@@ -170,6 +171,7 @@ def root_facts(root: Any, roots: RootFinder) -> RootFacts:
         compiled=seen.is_compiled or seen.has_graphs,
         stands_aside=roots.stands_aside(root),
         devices=_devices(root),
+        captured=captured is not None and captured.replayed(root),
         biases_before_norm=_biases_before_norm(root),
         odd_sizes=_odd_sizes(root),
         without_gradient=[UnusedFacts(name, "parameter", elements(p)) for name, p in seen.without_gradient(root)],

@@ -127,6 +127,7 @@ class RootFacts:
     compiled: bool
     stands_aside: str | None  # why its calls cannot be wrapped
     devices: int = 0  # over how many a wrapper spreads each of its calls; 0 = no such wrapper
+    captured: bool = False  # its calls are replayed from recordings
     calls: int = 0
     biases_before_norm: int = 0  # layers with a bias, right before a batch norm of their width in the order of modules
     odd_sizes: list[SizeFacts] = field(default_factory=list)  # the largest layers first

@@ -42,7 +42,7 @@ class GraphRecorder:
     def __init__(self) -> None:
         self.flags: dict[str, Any] = {"capturable": True}
         self._pool: Any = None
-        self._streams: dict[torch.device, Any] = {}
+        self._streams: dict[torch.device, Any] = {}  # one each: memory of the pool is kept by stream
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
@@ -94,9 +94,11 @@ class GraphRecorder:
                 current.wait_stream(stream)
 
     def _mend(self, device: torch.device) -> None:
-        """A recording that broke leaves torch's generator as if it went on: an empty one that ends well ends that. On
-        a stream of its own, since the broken one may still be in its state."""
+        """A recording that broke may leave allocator and generator as if it went on: an empty one that ends well frees
+        the generator. On a stream of its own, since the broken one may still be in its state."""
         self._streams.pop(device, None)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device.index or 0, self._pool)
         with suppress(RuntimeError), warnings.catch_warnings(), torch.cuda.stream(torch.cuda.Stream()):
             warnings.simplefilter("ignore")  # an empty graph is just what is wanted
             graph = torch.cuda.CUDAGraph()

@@ -1,0 +1,183 @@
+"""A module's call, made plainly and watched: what it gives, whether a graph could repeat it, and where its backward
+comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hotlap.parts.packed import Packed, form_of
+
+_WAITING = "synchronizing CUDA operation"  # what torch says of them in its debug mode
+
+
+class Sighting:
+    """One plain call. `wanted` fills up when its backward comes; `why` says what a graph could not repeat."""
+
+    def __init__(self, outputs: Packed, why: str) -> None:
+        self.form, self.why = form_of(outputs), why
+        self._times: Counter[int] = Counter()
+        self._is_double = False
+
+    def listen(self, outputs: Packed) -> list[torch.Tensor]:
+        """The outputs, heard. One may be made from another: what comes to each from outside is heard at a copy."""
+        has_several = sum(t.requires_grad for t in outputs.tensors) > 1
+        heard = [t.clone() if t.requires_grad and has_several else t for t in outputs.tensors]
+        for number, tensor in enumerate(heard):
+            if tensor.requires_grad:
+                tensor.register_hook(functools.partial(self._note, number))
+        return heard
+
+    def _note(self, number: int, grad: torch.Tensor | None) -> None:
+        self._is_double |= torch.is_grad_enabled()
+        if grad is not None:
+            self._times[number] += 1
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """The outputs that gradients came to."""
+        return frozenset(self._times)
+
+    @property
+    def unusual(self) -> str:
+        if self._is_double:
+            return "gradients of its gradients are asked for"
+        return "its backward comes more than once" if any(times > 1 for times in self._times.values()) else ""
+
+
+def watched(
+    call: Callable[[], Any], given: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device
+) -> tuple[Any, Sighting]:
+    versions, generators = [t._version for t in given], _host_generators(device)
+    reads = _reading([*given, *own], device)
+    is_cast, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+    uncached = torch.autocast(device.type, dtype=dtype, enabled=is_cast, cache_enabled=False)
+    with _listening(device) as heard, uncached, reads:  # casts of an earlier call would pass for somebody else's
+        out = call()
+    if reads.has_foreign:
+        heard.append("it reads tensors that are neither given to it nor its own")
+    outputs = Packed(out)
+    if [t._version for t in given] != versions:
+        heard.append("it changes its inputs in place")
+    if _host_generators(device) != generators:
+        heard.append("it draws random numbers on the host")
+    if not outputs.packing.is_plain:
+        heard.append("it gives more than tensors and plain values")
+    if not any(t.requires_grad for t in outputs.tensors):
+        heard.append("nothing that it gives carries gradients")
+    if _share_memory(outputs.tensors, [*given, *own]):
+        heard.append("what it gives shares memory with its inputs, its parameters or itself")
+    sighting = Sighting(outputs, heard[0] if heard else "")
+    return out if heard else outputs.packing.filled(sighting.listen(outputs)), sighting
+
+
+@contextlib.contextmanager
+def _listening(device: torch.device) -> Iterator[list[str]]:
+    """What is printed, and where the host waits for the device, which a recording does not allow."""
+    heard: list[str] = []
+    tee = _Tee(sys.stdout)
+    with contextlib.redirect_stdout(tee) if sys.stdout is not None else contextlib.nullcontext():
+        if device.type == "cuda":
+            with _noting_waits(heard):
+                yield heard
+        else:
+            yield heard
+    if tee.has_spoken:
+        heard.append("it prints")
+
+
+@contextlib.contextmanager
+def _noting_waits(heard: list[str]) -> Iterator[None]:
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    for one in caught:
+        if _WAITING in str(one.message):
+            heard.append("it makes the host wait for the device")
+        elif "prototype feature" not in str(one.message):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+class _Tee:
+    def __init__(self, stream: Any) -> None:
+        self._stream, self.has_spoken = stream, False
+
+    def write(self, text: str) -> Any:
+        self.has_spoken = True
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _reading(own: Sequence[torch.Tensor], device: torch.device) -> Any:
+    """Notes whether an operation reads what was there before and is not known: a graph would read on at that place,
+    whatever the script does with it. A number in main memory would even be read only once."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Reading(TorchDispatchMode):
+        has_foreign = False
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            taken = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            is_constant = function is torch.ops.aten.lift_fresh.default  # made of numbers in the code
+            self.has_foreign = self.has_foreign or not (is_constant or taken <= known)
+            out = function(*args, **(kwargs or {}))
+            known.update(_storage(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor))
+            return out
+
+    known = {_storage(t) for t in own if t.device == device}
+    mode: Any = Reading
+    return mode()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse, or inside a transform
+        return int(tensor.untyped_storage()._cdata)
+    return 0
+
+
+def _host_generators(device: torch.device) -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy is not None else None
+    return (
+        None if device.type == "cpu" else torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        None if state is None else (state[1].tobytes(), state[2]),
+    )
+
+
+def _share_memory(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Parts of one tensor, as `chunk` gives them, are fine where no element is in two of them."""
+    if any(t.layout is not torch.strided or type(t) is not torch.Tensor for t in outputs):
+        return True
+    taken = {t.untyped_storage().data_ptr() for t in others if t.numel()}
+    groups: dict[int, list[torch.Tensor]] = {}
+    for t in outputs:
+        groups.setdefault(t.untyped_storage().data_ptr(), []).append(t)
+    shared = [group for place, group in groups.items() if len(group) > 1 and place]
+    return any(place in taken for place in groups if place) or any(map(_overlap, shared))
+
+
+@torch.no_grad()
+def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
+    if len({t.dtype for t in tensors}) > 1 or any(torch._debug_has_internal_overlap(t) == 1 for t in tensors):
+        return True
+    marks = torch.zeros(tensors[0].untyped_storage().nbytes() // tensors[0].element_size(), dtype=torch.int8)
+    for t in tensors:
+        marks.as_strided(t.shape, t.stride(), t.storage_offset()).add_(1)
+    return bool((marks > 1).any())
