@@ -23,7 +23,7 @@ from hotlap.parts import file_pool
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "parts.md"
 FOLDER = Path(hotlap.parts.__path__[0])
-OPTIONAL = ("PIL", "cv2", "simplejpeg")
+OPTIONAL = ("PIL", "cv2", "simplejpeg", "torchvision")
 MOST_LINES = 10  # of an example, imports and the last print besides
 PHOTOS = 8
 

@@ -1,0 +1,139 @@
+"""A torchvision pipeline run on whole batches, on any device, with the very draws the script would have made.
+
+    from hotlap.parts.batched_transforms import recognised
+
+    pipeline = recognised(dataset.transform)                           # or a sentence that says why not
+    pictures = [Image.open(path).convert("RGB") for path in paths]
+    if pipeline.head is not None:                                      # what has no batched form stays on the CPU
+        pictures = [pipeline.head(picture) for picture in pictures]
+    recipes = [pipeline.draw(*picture.size) for picture in pictures]   # moves generators as the transforms would
+    batch = pipeline.run([pil_to_tensor(one) for one in pictures], recipes, device)
+
+With a head that draws too, call it and `draw` picture by picture, as the script does.
+
+Same seed, same images: `draw` asks each transform for its numbers without giving it pixels, in the same order. `run`
+then reckons as Pillow does, to the last bit where tests could see it; what is promised is a mean difference of 0.01
+levels of 255 for each resize, blur, rotation, affine map and colour jitter, and none for crops, flips, pads, grey,
+erasing and normalising. Where the script works on tensors (after `ToImage` or `PILToTensor`), torchvision itself is off
+from Pillow: 0.25 levels for a resize, 0.6 for each change of colour.
+
+Images are levels (uint8) of one or three channels. The number of launches does not depend on how many there are, only
+on how many parts they are taken in: no intermediate tensor has more than `MOST_ELEMENTS` elements, 256 MiB."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotlap.parts.drawn_transforms import Drawing, Sketch, Stage
+from hotlap.parts.known_transforms import FLOATS, LEVELS, PICTURE, Builder, NotKnown, flat, known
+from hotlap.parts.packed_images import Images
+
+Recipe = tuple[tuple[float, ...], ...]
+_PHOTO_LEVELS = 32.0  # a batch whose standard deviation is less than this is hardly a batch of photos: they have 60
+
+
+class Head:
+    """What comes before the recognised tail, called as the script's pipeline would call it."""
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, image: Any) -> Any:
+        for transform in self.transforms:
+            image = transform(image)
+        return image
+
+
+class Pipeline:
+    """A recognised tail of a torchvision pipeline.
+
+    `head`: what is not recognised; called on the image first, it must give what `expects` says. None: nothing stays.
+    `expects`: "picture" (PIL) or "levels" (uint8 CHW): what the first recognised transform is given by the script.
+    `tolerance`: largest mean difference to the script's own, in standard deviations of the batch that comes out, for
+    batches that spread over at least 32 levels; `levels` is the same in levels of 255.
+    `size`: height and width of what comes out, None where that depends on the images."""
+
+    def __init__(self, head: Head | None, expects: str, drawings: Sequence[Drawing], stages: Sequence[Stage]) -> None:
+        self.head, self.expects, self.drawings, self.stages = head, expects, drawings, stages
+        self.levels = sum(stage.levels for stage in stages)
+        self.tolerance = self.levels / _PHOTO_LEVELS + 1e-6
+        self.size = self._size()
+
+    def draw(self, width: int, height: int) -> Recipe:
+        """The numbers for one image of this size; every generator moves as the transforms would have moved it."""
+        return self._sketched(width, height).recipe()
+
+    def run(self, images: Sequence[Tensor] | Images, recipes: Sequence[Recipe], device: torch.device | str) -> Tensor:
+        """The batch. Images that lie in one buffer already may be given as `Images.in_buffer`."""
+        device = torch.device(device)
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            held = images if isinstance(images, Images) else Images.packed(images, device)
+            for at, stage in enumerate(self.stages):
+                held = stage.run(held, np.array([recipe[at] for recipe in recipes]))
+        if len({*held.heights}) > 1 or len({*held.widths}) > 1:
+            raise ValueError("images of different sizes came out of the transforms, which do not stack")
+        return held.pixels
+
+    def _sketched(self, width: int, height: int) -> Sketch:
+        sketch = Sketch(self.stages, width, height)
+        for drawing in self.drawings:
+            drawing.draw(sketch)
+        return sketch
+
+    def _size(self) -> tuple[int, int] | None:
+        """Tried on images of two shapes, with generators that are put back."""
+        kept, state = random.getstate(), torch.get_rng_state()
+        try:
+            with torch.device("cpu"):  # where the state was taken
+                tried = [self._sketched(*size) for size in ((641, 487), (487, 641), (641, 487), (29, 31))]
+        except Exception:  # a crop larger than one of them: then it says nothing of the script's own images
+            return None
+        finally:
+            random.setstate(kept)
+            torch.set_rng_state(state)
+        sizes = {(sketch.height, sketch.width) for sketch in tried}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+def recognised(transform: Any) -> Pipeline | str:
+    """The longest tail of a pipeline that has a batched form, or why there is none."""
+    if transform is None:
+        return "There is no transform."
+    steps, first = flat(transform), 0
+    why = "There is no transform."
+    while first < len(steps):
+        builder, drawings = Builder(_given(steps[:first])), []
+        if builder.pixels == FLOATS:
+            return why
+        try:
+            for step in steps[first:]:
+                drawings.append(builder.read(step))
+        except NotKnown as reason:
+            first += len(drawings) + 1
+            why = f"{type(steps[first - 1]).__name__} {reason}."
+            continue
+        if builder.pixels == PICTURE:
+            return "The pipeline ends with a PIL image, which does not stack."
+        head = Head(steps[:first]) if first else None
+        return Pipeline(head, _given(steps[:first]), drawings, builder.stages)
+    return why
+
+
+def _given(head: Sequence[Any]) -> str:
+    """What comes out of these: a PIL image, unless one of torchvision's turns it into something else."""
+    pixels = PICTURE
+    for transform in head:
+        name = (known(transform) or ("", 0))[0]
+        if name in ("ToTensor", "ToDtype", "ConvertImageDtype"):
+            pixels = FLOATS
+        elif name in ("PILToTensor", "ToImage"):
+            pixels = LEVELS
+        elif name == "ToPILImage":
+            pixels = PICTURE
+    return pixels

@@ -1,0 +1,64 @@
+"""The last steps of a pipeline for a whole batch: to floats, normalised, parts erased."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hotlap.parts.packed_images import Images, sent
+
+
+@dataclass
+class Floating:
+    """A stage: levels to floats of 0 to 1. Torchvision divides in one place and multiplies in another."""
+
+    dtype: torch.dtype | None  # None: torch's default, as `ToTensor` takes
+    divides: bool
+    levels: float = 0.0
+
+    def blank(self, height: int, width: int) -> tuple[float, ...]:
+        return ()
+
+    def run(self, images: Images, numbers: np.ndarray) -> Images:
+        pixels = images.pixels.to(self.dtype or torch.get_default_dtype())
+        return images.with_pixels(pixels.div_(255) if self.divides else pixels.mul_(1.0 / 255))
+
+
+@dataclass
+class Normalising:
+    """A stage."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    levels: float = 0.0
+
+    def blank(self, height: int, width: int) -> tuple[float, ...]:
+        return ()
+
+    def run(self, images: Images, numbers: np.ndarray) -> Images:
+        pixels = images.pixels
+        channels = max(len(self.mean), len(self.std))
+        numbers = np.array([np.broadcast_to(self.mean, channels), np.broadcast_to(self.std, channels)])
+        mean, std = sent(numbers, images.device).to(pixels.dtype).view(2, 1, -1, 1, 1)
+        return images.with_pixels((pixels - mean).div_(std))
+
+
+@dataclass
+class Erasing:
+    """A stage. Numbers: top, left, height, width of what is erased."""
+
+    value: tuple[float, ...]
+    levels: float = 0.0
+
+    def blank(self, height: int, width: int) -> tuple[float, ...]:
+        return (0, 0, 0, 0)
+
+    def run(self, images: Images, numbers: np.ndarray) -> Images:
+        pixels = images.pixels
+        top, left, height, width = sent(numbers.astype(np.int64), images.device)[:, :, None].unbind(1)
+        row, column = (torch.arange(size, device=images.device) for size in pixels.shape[2:])
+        rows, columns = (row >= top) & (row < top + height), (column >= left) & (column < left + width)
+        value = sent(np.array(self.value), images.device).to(pixels.dtype).view(1, -1, 1, 1)
+        return images.with_pixels(torch.where(rows[:, None, :, None] & columns[:, None, None], value, pixels))

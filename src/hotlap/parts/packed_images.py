@@ -1,0 +1,98 @@
+"""Images of many sizes in one buffer, so that one launch reaches all of them.
+
+A row is a window of the buffer that may start anywhere: the buffer is seen as all its windows, which overlap and cost
+nothing, and one `index_select` takes those that are wanted. A few numbers a row travel, instead of one a pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MOST_ELEMENTS = 1 << 26  # of one intermediate tensor: 256 MiB of float32
+SPARE = 8  # rows are read up to a multiple of this
+
+
+def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """On the device, without making the host wait for it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@dataclass
+class Images:
+    """Row r of channel c of image n starts at `starts[n] + c * planes[n] + r * strides[n]` of `flat`."""
+
+    flat: Tensor
+    starts: np.ndarray
+    planes: np.ndarray
+    strides: np.ndarray
+    heights: np.ndarray
+    widths: np.ndarray
+    channels: int
+    spare: int = 0  # elements behind the last row that may be read
+    stack: Tensor | None = None  # the same pixels as one N, C, H, W, where they are
+
+    @classmethod
+    def packed(cls, images: Sequence[Tensor], device: torch.device) -> Images:
+        kinds = {(image.dtype, image.dim(), image.shape[0]) for image in images}
+        if len(kinds) != 1 or next(iter(kinds))[:2] != (torch.uint8, 3) or next(iter(kinds))[2] not in (1, 3):
+            raise ValueError("a batch of images is uint8, CHW, and all of them have one channel or three")
+        sizes = [(image.shape[1], image.shape[2]) for image in images]
+        spare = images[0].new_zeros(max(width for _, width in sizes) + SPARE)
+        flat = torch.cat([*(image.reshape(-1) for image in images), spare])
+        return cls.in_buffer(flat.to(device, non_blocking=True), sizes, images[0].shape[0])
+
+    @classmethod
+    def in_buffer(cls, flat: Tensor, sizes: Sequence[tuple[int, int]], channels: int) -> Images:
+        """Images that lie one after another in `flat`: CHW, as (height, width) of `sizes` says."""
+        heights, widths = np.array(sizes, dtype=np.int64).T
+        ends = np.cumsum(channels * heights * widths)
+        needed, spare = int(widths.max()) + SPARE, flat.numel() - int(ends[-1])
+        if spare < needed:
+            flat, spare = torch.cat([flat, flat.new_zeros(needed)]), spare + needed
+        starts = ends - channels * heights * widths
+        return cls(flat, starts, heights * widths, widths, heights, widths, channels, spare)
+
+    @classmethod
+    def stacked(cls, pixels: Tensor, heights: np.ndarray, widths: np.ndarray) -> Images:
+        """Of one N, C, H, W, in whose upper left corners the images lie."""
+        number, channels, height, width = pixels.shape
+        starts = np.arange(number, dtype=np.int64) * (channels * height * width)
+        planes, strides = np.full(number, height * width), np.full(number, width)
+        return cls(pixels, starts, planes, strides, heights, widths, channels, stack=pixels)
+
+    @property
+    def device(self) -> torch.device:
+        return self.flat.device
+
+    @property
+    def pixels(self) -> Tensor:
+        assert self.stack is not None, "the first stage of a pipeline stacks the images"
+        return self.stack
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def with_pixels(self, pixels: Tensor) -> Images:
+        return Images.stacked(pixels, self.heights, self.widths)
+
+    def rows(self, starts: Tensor, length: int) -> Tensor:
+        """The windows of `length` that start there: the shape of `starts`, and one dimension more."""
+        flat = self.flat.reshape(-1)
+        windows = flat.as_strided((flat.numel() - length + 1, length), (1, 1))
+        return windows.index_select(0, starts.reshape(-1)).view(*starts.shape, length)
+
+    def by_parts(self, change: Callable[[Tensor, slice], Tensor]) -> Images:
+        """`change` over so many images at a time that no intermediate tensor grows beyond the bound."""
+        pixels = self.pixels
+        made = [change(pixels[part], part) for part in parts_of(len(self), pixels[0].numel())]
+        return self.with_pixels(made[0] if len(made) == 1 else torch.cat(made))
+
+
+def parts_of(number: int, elements: int) -> Iterator[slice]:
+    size = max(1, MOST_ELEMENTS // max(1, elements))
+    return (slice(first, min(first + size, number)) for first in range(0, number, size))

@@ -1,0 +1,215 @@
+"""Resizes of a whole batch as Pillow does them, with the crops, flips and pads before and after, in two products.
+
+Each image has two matrices, one for its columns and one for its rows. A row of a matrix holds the few weights by which
+one place of the result looks at the source, so crops, flips and pads are other rows, not other work. As Pillow does:
+columns first (or rows, see `pillow_takes_rows_first`), weights of 22 bits, whole levels between the two products. Where
+nothing is resized, pixels are picked. Images are taken in parts of similar size, so that no intermediate tensor exceeds
+`MOST_ELEMENTS`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotlap.parts.axis_views import PER_AXIS, Frame, places
+from hotlap.parts.exact_products import half_type, in_halves, levels_times, product
+from hotlap.parts.filter_taps import pillow_takes_rows_first, shows_all, taps
+from hotlap.parts.packed_images import MOST_ELEMENTS, SPARE, Images, sent
+
+
+@dataclass
+class Framing:
+    """A stage: views, at most one resize, and views of what that gave."""
+
+    filter: str | None = None
+    border: str | None = None  # None: nothing was padded yet
+    fill: tuple[float, ...] = (0.0,)
+    is_whole: bool = True  # the pixels are levels, not floats
+    by_pillow: bool = True
+    levels: float = 0.0
+
+    def takes(self, is_whole: bool, border: tuple[str, tuple[float, ...]] | None, resizes: bool) -> bool:
+        """Whether one more may join: one resize at most, borders of one kind, black ones where weights make them."""
+        if is_whole != self.is_whole:
+            return False
+        if resizes:
+            return self.filter is None and (self.border is None or (self.border == "constant" and not any(self.fill)))
+        if border is None:
+            return True
+        if self.filter is not None:
+            return border[0] == "constant" and not any(border[1])
+        return self.border is None or (self.border == "constant" and border == (self.border, self.fill))
+
+    def blank(self, height: int, width: int) -> Frame:
+        return Frame(height, width)
+
+    def run(self, images: Images, numbers: np.ndarray) -> Images:
+        keeps_whole = self.border not in (None, "constant")
+        rows = _Axis.of(numbers[:, :PER_AXIS], images.heights, keeps_whole)
+        columns = _Axis.of(numbers[:, PER_AXIS:], images.widths, keeps_whole, begins=images.spare > 0)
+        parts = self._parts(rows, columns, images.channels)
+        order = np.concatenate([part for part, _ in parts])
+        starts = images.starts + rows.begin * images.strides + columns.begin
+        addresses = sent(np.stack([starts, images.planes, images.strides])[:, order], images.device)
+        work = _Picking if self.filter is None else _Resizing
+        several = work(self, images, rows.taken(order), columns.taken(order), addresses)
+        shape = (len(images), images.channels, rows.longest, columns.longest)
+        pixels = torch.empty(shape, dtype=images.flat.dtype, device=images.device)
+        chosen, first = sent(order, images.device), 0
+        for part, rows_first in parts:
+            here = slice(first, first := first + len(part))
+            pixels.index_copy_(0, chosen[here], several.made(here, rows_first))
+        return Images.stacked(pixels, rows.lengths, columns.lengths)
+
+    def _parts(self, rows: _Axis, columns: _Axis, channels: int) -> list[tuple[np.ndarray, bool]]:
+        """Images of similar size together, and those apart whose rows are resized first."""
+        order = np.argsort(rows.count * columns.count, kind="stable")
+        heights, widths = rows.count, columns.count * channels
+        if self.filter is None:
+            heights, widths = np.maximum(heights, rows.longest), np.maximum(widths, columns.longest * channels)
+            return [(part, False) for part in _within_bound(order, heights, widths)]
+        shrinks, narrows = (axis.numbers[:, 4] - axis.numbers[:, 5] for axis in (rows, columns))
+        is_tall = (shrinks > 0) & (shrinks > 2 * narrows)
+        if not self.is_whole or not self.by_pillow or not pillow_takes_rows_first():
+            is_tall[:] = False
+        heights = np.maximum(heights, 2 * rows.longest)  # results in halves, of each pass
+        widths = np.maximum(widths, 2 * columns.longest * channels)
+        groups = [(order[is_tall[order] == tall], tall) for tall in (False, True)]
+        return [(part, tall) for group, tall in groups for part in _within_bound(group, heights, widths)]
+
+
+@dataclass
+class _Axis:
+    """One axis of all images. The part of the source that is looked at begins at `begin`, whence places are counted."""
+
+    numbers: np.ndarray
+    begin: np.ndarray
+    count: np.ndarray
+    longest: int
+
+    @classmethod
+    def of(cls, numbers: np.ndarray, sizes: np.ndarray, keeps_whole: bool, begins: bool = True) -> _Axis:
+        numbers = numbers.astype(np.int64)
+        sign, offset, low, high, length = numbers[:, :5].T
+        ends = np.stack([offset, offset + sign * (length - 1)])
+        first, last = np.maximum(low, ends.min(0)), np.minimum(high, ends.max(0) + 1)
+        if keeps_whole:
+            first, last = low, high
+        first = np.clip(first, 0, sizes - 1) if begins else np.zeros_like(first)
+        numbers[:, 1:4] -= first[:, None]
+        return cls(numbers, first, np.maximum(last - first, 1), int(numbers[:, PER_AXIS - 1].max()))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.numbers[:, PER_AXIS - 1]
+
+    def taken(self, order: np.ndarray) -> _Axis:
+        return _Axis(self.numbers[order], self.begin[order], self.count[order], self.longest)
+
+
+class _Work:
+    """What a framing does to the images, in their new order, some at a time."""
+
+    def __init__(self, framing: Framing, images: Images, rows: _Axis, columns: _Axis, addresses: Tensor) -> None:
+        self.framing, self.images, self.rows, self.columns, self.addresses = framing, images, rows, columns, addresses
+        self.device = images.device
+        self.prepare()
+
+    def prepare(self) -> None:
+        raise NotImplementedError
+
+    def source(self, here: slice, rows: Tensor) -> Tensor:
+        """Those rows (N or 1, R) of every channel, as N, R, C, W. What lies behind an image is not looked at."""
+        start, plane, stride = (numbers.view(-1, 1, 1) for numbers in self.addresses[:, here])
+        length = int(self.images.strides.max())
+        if self.images.spare:
+            length = _in_eights(self.columns.count[here])
+        channel = torch.arange(self.images.channels, device=self.device)
+        at = start + channel * plane + rows[:, :, None] * stride
+        return self.images.rows(at.clamp_(max=self.images.flat.numel() - length), length)
+
+
+class _Picking(_Work):
+    def prepare(self) -> None:
+        border = self.framing.border or "constant"
+        found = []
+        for axis in (self.rows, self.columns):
+            at = torch.arange(axis.longest, device=self.device).expand(len(axis.numbers), -1)
+            found.append(places(sent(axis.numbers[:, :5], self.device), at, border, shows_all(axis.numbers)))
+        (self.row, self.row_there), (self.column, self.column_there) = found
+        self.fill = sent(np.array(self.framing.fill), self.device).view(1, -1, 1, 1)
+
+    def made(self, here: slice, rows_first: bool) -> Tensor:
+        source = self.source(here, self.row[here])
+        pixels = source.gather(3, self.column[here, None, None].expand(*source.shape[:3], -1)).permute(0, 2, 1, 3)
+        if self.framing.border != "constant":
+            return pixels
+        if self.row_there is not None:
+            pixels = torch.where(self.row_there[here, None, :, None], pixels, self.fill.to(pixels.dtype))
+        if self.column_there is not None:
+            pixels = torch.where(self.column_there[here, None, None], pixels, self.fill.to(pixels.dtype))
+        return pixels
+
+
+class _Resizing(_Work):
+    def prepare(self) -> None:
+        framing = self.framing
+        both = np.concatenate([self.rows.numbers, self.columns.numbers])  # one launch for two axes
+        place, weight = taps(both, self.device, str(framing.filter), framing.is_whole)
+        number, rows, columns = len(self.rows.numbers), self.rows.longest, self.columns.longest
+        self.down = self._written(place[:number, :rows], weight[:number, :rows])
+        self.across = self._written(place[number:, :columns], weight[number:, :columns])
+
+    def _written(self, place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """As the matrices will have them: in halves where the device has matrix units."""
+        if not self.framing.is_whole:
+            return place, weight.to(self.images.flat.dtype)
+        half = half_type(self.device)
+        return (place, weight) if half is None else (place.repeat(1, 2, 1), in_halves(weight).to(half))
+
+    def made(self, here: slice, rows_first: bool) -> Tensor:
+        height = _in_eights(self.rows.count[here])
+        pixels = self.source(here, torch.arange(height, device=self.device)[None])
+        across = _matrix(self.across, here, pixels.shape[3]).transpose(1, 2)
+        down = _matrix(self.down, here, height)
+        if rows_first:
+            return self._across(self._down(pixels, down), across).permute(0, 2, 1, 3)
+        return self._down(self._across(pixels, across), down).permute(0, 2, 1, 3)
+
+    def _across(self, pixels: Tensor, weights: Tensor) -> Tensor:
+        number, height, channels, width = pixels.shape
+        pixels = pixels.view(number, height * channels, width)
+        made = levels_times(pixels, weights, 2) if self.framing.is_whole else product(pixels, weights)
+        return made.view(number, height, channels, -1)
+
+    def _down(self, pixels: Tensor, weights: Tensor) -> Tensor:
+        number, height, channels, width = pixels.shape
+        pixels = pixels.view(number, height, channels * width)
+        made = levels_times(weights, pixels, 1) if self.framing.is_whole else product(weights, pixels)
+        return made.view(number, -1, channels, width)
+
+
+def _matrix(written: tuple[Tensor, Tensor], here: slice, count: int) -> Tensor:
+    place, weight = written[0][here], written[1][here]
+    return torch.zeros(*place.shape[:2], count, dtype=weight.dtype, device=weight.device).scatter_(2, place, weight)
+
+
+def _in_eights(counts: np.ndarray) -> int:
+    """As long as the longest, rounded up to what matrix units like."""
+    return -(-int(counts.max()) // SPARE) * SPARE
+
+
+def _within_bound(order: np.ndarray, heights: np.ndarray, widths: np.ndarray) -> list[np.ndarray]:
+    """Images of similar size together, each part within the bound with all of it padded to its largest."""
+    if not len(order):
+        return []
+    parts, first, height, width = [], 0, 0, 0
+    for last, image in enumerate(order):
+        height, width = max(height, int(heights[image])), max(width, int(widths[image]))
+        if last > first and (last + 1 - first) * height * width > MOST_ELEMENTS:
+            parts.append(order[first:last])
+            first, height, width = last, int(heights[image]), int(widths[image])
+    return [*parts, order[first:]]

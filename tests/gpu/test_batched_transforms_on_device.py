@@ -1,0 +1,99 @@
+"""Batched transforms on a real device: the script's own images met as on the CPU, whatever precision the script allows
+its products; and, as information, how long a batch of photos takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parts"))
+
+from same_draw import PHOTOS, VERSIONS, compared, pipelines, recognised, v1, v2
+from test_batched_transforms import ended, exact, floats
+
+from hotlap.parts.batched_transforms import Pipeline
+from hotlap.parts.packed_images import Images
+
+pytestmark = pytest.mark.gpu
+
+LARGE = (*PHOTOS, (500, 375), (375, 500), (640, 427))
+
+
+@pytest.fixture(params=["highest", "high"])
+def precision(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("kind", exact(v2))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_same_draw_gives_the_same_levels(version: str, kind: str) -> None:
+    found = compared(ended(VERSIONS[version], exact(VERSIONS[version])[kind]), sizes=LARGE, device="cuda")
+    print(f"\n{version} {kind}: largest {found.largest:.0f}, mean {found.mean:.6f} levels")
+    assert found.same_states and found.largest <= 1 and found.mean <= 0.001
+
+
+@pytest.mark.parametrize("kind", floats(v2))
+def test_floats_and_blurs(kind: str, precision: str) -> None:
+    steps = floats(v2)[kind]
+    steps += [] if any(type(step).__name__ == "ToTensor" for step in steps) else [v2.ToTensor()]
+    found = compared(v2.Compose(steps), device="cuda")
+    print(f"\n{kind}, {precision}: largest {found.largest:.4f}, mean {found.mean:.6f} levels")
+    assert found.same_states and found.largest <= 1.001 and found.mean <= 0.001
+
+
+@pytest.mark.parametrize("name", pipelines(v2))
+def test_whole_pipelines(name: str, precision: str) -> None:
+    sizes = [(32, 32)] * 6 if name == "CIFAR" else LARGE
+    with torch.autocast("cuda", dtype=torch.bfloat16):  # which must not reach the products
+        found = compared(pipelines(v2)[name], sizes=sizes, device="cuda")
+    print(f"\n{name}, {precision}: {found.deviations:.7f} of {found.pipeline.tolerance:.7f} standard deviations")
+    assert found.same_states and found.deviations <= found.pipeline.tolerance
+
+
+def test_the_host_does_not_wait() -> None:
+    pipeline = recognised(pipelines(v1)["ImageNet, training"])
+    assert isinstance(pipeline, Pipeline)
+    images = [torch.randint(0, 256, (3, 60, 80), dtype=torch.uint8, device="cuda") for _ in range(4)]
+    recipes = [pipeline.draw(80, 60) for _ in images]
+    pipeline.run(images, recipes, "cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pipeline.run(images, recipes, "cuda")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["ImageNet, training", "ImageNet, evaluation", "SimCLR"])
+def test_how_long_a_batch_takes(name: str) -> None:
+    pipeline = recognised(pipelines(v1)[name])
+    assert isinstance(pipeline, Pipeline)
+    sizes = [(375, 500) if number % 3 else (500, 375) for number in range(256)]
+    buffer = torch.randint(0, 256, (sum(3 * h * w for h, w in sizes) + 512,), dtype=torch.uint8, device="cuda")
+    recipes = [pipeline.draw(width, height) for height, width in sizes]
+    for _ in range(3):
+        pipeline.run(Images.in_buffer(buffer, sizes, 3), recipes, "cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        pipeline.run(Images.in_buffer(buffer, sizes, 3), recipes, "cuda")
+        torch.cuda.synchronize()
+    launches = sum(event.count for event in profile.key_averages())
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(10):
+        pipeline.run(Images.in_buffer(buffer, sizes, 3), recipes, "cuda")
+    end.record()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() / 2**20
+    print(
+        f"\n{name}: {start.elapsed_time(end) / 10:.2f} ms a batch of 256, {launches} launches, {peak:.0f} MiB at most"
+    )
+    for event in sorted(profile.key_averages(), key=lambda event: -event.device_time_total)[:8]:
+        print(f"  {event.device_time_total / 1000:7.3f} ms {event.count:4d} x {event.key[:90]}")
