@@ -16,6 +16,7 @@ from hotlap.catalogue.current_apis import CurrentApis
 from hotlap.catalogue.debug_off import DebugOff
 from hotlap.catalogue.device_born_tensors import DeviceBornTensors
 from hotlap.catalogue.device_prefetch import DevicePrefetch
+from hotlap.catalogue.device_transforms import DeviceTransforms
 from hotlap.catalogue.einops_rearrange import EinopsRearrange
 from hotlap.catalogue.fast_jpeg import FastJpeg
 from hotlap.catalogue.fast_storage import FastStorage
@@ -52,6 +53,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     SampleCache(),
     FastJpeg(),
     ResidentDataset(),
+    DeviceTransforms(),
     DeviceBornTensors(),
     ZeroCopyTensors(),
     AsyncCopies(),

@@ -44,6 +44,7 @@ class DevicePrefetch(Technique):
     needs = Needs(device="cuda")
     aliases = ("prefetch", "data prefetcher", "side stream", "overlapped copies")
     helps_with = frozenset({"kept samples"})
+    excludes = frozenset({"batches on the device"})
     default: ClassVar[Setting] = {"ahead": 2}
 
     def parity(self, run: Run | None) -> Parity:

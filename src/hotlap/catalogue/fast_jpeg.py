@@ -49,6 +49,7 @@ class FastJpeg(Technique):
     needs = Needs(package="simplejpeg", install="hotlap[jpeg]")
     aliases = ("libjpeg-turbo", "turbojpeg", "simplejpeg", "nvjpeg", "draft", "pillow-simd", "faster decoding")
     suits = "CNN"
+    traits = frozenset({"decoded in workers"})
     default: ClassVar[Setting] = {"scaled": False}
 
     def parity(self, run: Run | None) -> Parity:

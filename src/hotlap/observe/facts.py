@@ -41,7 +41,19 @@ def loader_facts(loader: Any) -> LoaderFacts:
         worker_init=loader.worker_init_fn is not None,
         kept=resident is not None and resident.serves(loader),
         copied_early=early is not None and early.serves(loader),
+        not_batched=_why_not_batched(loader),
     )
+
+
+def _why_not_batched(loader: Any) -> str:
+    if "torchvision" not in sys.modules:
+        return "its data set has no transform of torchvision's"
+    from hotlap.parts.transform_sites import why_not
+
+    try:
+        return why_not(loader) or ""
+    except Exception as error:  # attributes of the script's own classes are its own affair
+        return f"its transforms cannot be read: {type(error).__name__}"
 
 
 def _length(dataset: Any) -> int | None:

@@ -58,7 +58,7 @@ class Feeding:
         @functools.wraps(original)
         def fetch(fetcher: Any, possibly_batched_index: Any) -> Any:
             process, thread = self._here(), get_ident()
-            if thread in process.making or process.ledger(fetcher.dataset).passes():
+            if thread in process.making or process.ledger(_dataset(fetcher)).passes():
                 return original(fetcher, possibly_batched_index)  # in the first case a data set that draws itself
             task = process.begin(thread, fetcher)
             collate = fetcher.collate_fn
@@ -185,6 +185,11 @@ class _Collating:
             self._task.collate_seconds += clock() - start
 
 
+def _dataset(fetcher: Any) -> Any:
+    """The script's own, where something of ours stands before it."""
+    return getattr(fetcher.dataset, "__wrapped__", fetcher.dataset)
+
+
 class _Process:
     """The figures of this process, and the thread that looks at what is going on in it."""
 
@@ -215,10 +220,11 @@ class _Process:
     # round each batch: only some microseconds ------------------------------------------------------------------------
 
     def begin(self, thread: int, fetcher: Any) -> _Task:
-        ledger = self.ledger(fetcher.dataset)
+        dataset = _dataset(fetcher)
+        ledger = self.ledger(dataset)
         if ledger.fetcher() is not fetcher:  # a new epoch
             ledger.fetcher = weakref.ref(fetcher)
-            ledger.labels.learn(fetcher.dataset)
+            ledger.labels.learn(dataset)
         if not self._has_started:
             self._start()
         weight, ledger.passed = ledger.passed + 1, 0

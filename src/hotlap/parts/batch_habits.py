@@ -58,10 +58,13 @@ class Habits:
             self._copiers[device] = copier
         self._moved, self._left = moved, 0
 
-    def begin_copies(self, batch: Any, ahead: int) -> None:
-        """In the thread that draws. Whatever goes wrong here, the script will copy for itself."""
-        if not self.known:
-            return
+    def begin_copies(self, batch: Any, ahead: int) -> Any:
+        """In the thread that draws; gives the batch back. Whatever goes wrong here, the script will copy for itself."""
+        if self.known:
+            self._begin_copies(batch, ahead)
+        return batch
+
+    def _begin_copies(self, batch: Any, ahead: int) -> None:
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for position, tensor in enumerate(tensors_in(batch)):
             device = self._moved.get(position)

@@ -7,6 +7,7 @@ the next indices stay as they are."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -52,14 +53,15 @@ def why_not(iterator: Any) -> str | None:
     return None if draws_at_start else "its sampler may draw at random in the middle of an epoch"
 
 
-class _Pass:
-    """One epoch of one iterator, drawn ahead. Stands before some of the iterator's own methods until it is over.
+class Pass:
+    """One epoch of one iterator, drawn ahead. Stands before some of the iterator's own methods until it is over. What
+    the thread draws goes through `made`, and is handed out as that returns it.
 
     Workers are sent indices long before their batches are drawn, so only this store of theirs is emptied earlier. The
     sampler is asked for the next indices when the script draws, as ever, and by the script's own thread: a sampler of
     any kind gives what it would have given."""
 
-    def __init__(self, iterator: Any, habits: Habits, ahead: int) -> None:
+    def __init__(self, iterator: Any, made: Callable[[Any], Any], ahead: int) -> None:
         self._reference: Callable[[], Any] = weakref.ref(iterator)
         self._indices: deque[Any] | None = None  # asked for, and not yet sent to the workers
         if type(iterator) is _MultiProcessingDataLoaderIter:
@@ -69,7 +71,7 @@ class _Pass:
         own = {"_next_data": self._next_data, "_next_index": self._next_index, "_reset": self._reset}
         vars(iterator).update(own | {_PASS: self})
         held = no_fork if isinstance(iterator, Serving) else None  # workers are of no use to a forked copy anyway
-        self._drawing = Drawing(_draws(self._reference, self._indices, habits, ahead), ahead, held)
+        self._drawing = Drawing(_draws(self._reference, self._indices, made), ahead, held)
 
     def _next_data(self) -> Any:
         iterator = self._reference()
@@ -121,7 +123,7 @@ def _capacity(iterator: Any) -> int:
     return int(iterator._prefetch_factor * iterator._num_workers)
 
 
-def _draws(reference: Any, indices: deque[Any] | None, habits: Habits, ahead: int) -> Callable[[], Any]:
+def _draws(reference: Any, indices: deque[Any] | None, made: Callable[[Any], Any]) -> Callable[[], Any]:
     """What the thread does for each batch. It holds the iterator only meanwhile: a loop that is left lets it go."""
 
     def draw() -> Any:
@@ -132,9 +134,7 @@ def _draws(reference: Any, indices: deque[Any] | None, habits: Habits, ahead: in
             raise Paused
         while indices and iterator._tasks_outstanding < _capacity(iterator):
             iterator._try_put_index()
-        batch = type(iterator)._next_data(iterator)
-        habits.begin_copies(batch, ahead)
-        return batch
+        return made(type(iterator)._next_data(iterator))
 
     return draw
 
@@ -183,7 +183,7 @@ class EarlyBatches:
         self._is_over = True
 
     def _begin(self, iterator: Any, habits: Habits) -> None:
-        _Pass(iterator, habits, self._ahead)
+        Pass(iterator, functools.partial(habits.begin_copies, ahead=self._ahead), self._ahead)
         self._has_begun = True
         loader = self._loaders.get(id(iterator._index_sampler), lambda: None)()
         if loader is not None:

@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -212,13 +213,22 @@ class CudaCopier:
         self._taken: deque[Any] = deque()
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> list[_Made]:
+        with self._flown() as flight:
+            return [self._copied(tensor, flight) for tensor in tensors]
+
+    def make(self, work: Callable[[], Sequence[torch.Tensor]]) -> list[_Made]:
+        """As copies, what is made on the device: `work` runs on the stream of the copies."""
+        with self._flown() as flight:
+            return [_Made(made, flight, False) for made in work()]
+
+    @contextmanager
+    def _flown(self) -> Iterator[_Flight]:
         while len(self._taken) > _QUEUED:  # else a host far ahead of the device would fill it with batches
             self._taken.popleft().synchronize()
         with torch.cuda.stream(self._stream):
             flight = _Flight(torch.cuda.Event())
-            copies = [self._copied(tensor, flight) for tensor in tensors]
+            yield flight
             flight.event.record(self._stream)
-        return copies
 
     def _copied(self, tensor: torch.Tensor, flight: _Flight) -> _Made:
         is_pinned = tensor.is_pinned()

@@ -122,27 +122,15 @@ def decode_batch(files: Sequence[bytes], device: str = "cpu", threads: int | Non
     """RGB tensors (3, height, width) of bytes: by nvJPEG in one go on a CUDA device, else by libjpeg-turbo in threads.
     nvJPEG rounds otherwise than libjpeg-turbo. A file that fails there is decoded by itself, by Pillow in the end."""
     if device.startswith("cuda"):
-        return _decode_on_device(files, device)
+        import torch
+
+        from hotlap.parts.device_jpeg import decode_all
+
+        return list(
+            decode_all([torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files], torch.device(device))
+        )
     with ThreadPoolExecutor(threads or min(len(files) or 1, _cores())) as pool:
         return list(pool.map(_decode_one, files))
-
-
-def _decode_on_device(files: Sequence[bytes], device: str) -> list[Any]:
-    import torch
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    data = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
-    try:
-        return list(decode_jpeg(data, mode=ImageReadMode.RGB, device=device))
-    except RuntimeError:  # one of them spoils the batch
-        pass
-    found = []
-    for one, file in zip(data, files, strict=True):
-        try:
-            found.append(decode_jpeg(one, mode=ImageReadMode.RGB, device=device))
-        except RuntimeError:
-            found.append(_decode_one(file).to(device))
-    return found
 
 
 def _decode_one(file: bytes) -> Any:

@@ -1,0 +1,46 @@
+"""Many JPEG files decoded at once: by nvJPEG on a CUDA device, else by Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from typing import Any
+
+import torch
+
+
+def decode_all(files: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """RGB tensors (3, height, width) of bytes on the device, from files that lie in main memory as bytes. One that
+    nvJPEG refuses is decoded by Pillow; what Pillow refuses raises its error."""
+    if device.type != "cuda":
+        with ThreadPoolExecutor(max(1, min(len(files), torch.get_num_threads()))) as pool:
+            return list(pool.map(by_pillow, files))
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    try:
+        return list(decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device))
+    except RuntimeError:  # one of them spoils the batch
+        pass
+    found = []
+    for file in files:
+        try:
+            found.append(decode_jpeg(file, mode=ImageReadMode.RGB, device=device))
+        except RuntimeError:
+            found.append(by_pillow(file).to(device))
+    return found
+
+
+def by_pillow(file: torch.Tensor) -> torch.Tensor:
+    """As the script's own loader decodes it."""
+    from PIL import Image
+
+    return pixels_of(Image.open(BytesIO(file.numpy().tobytes())).convert("RGB"))
+
+
+def pixels_of(image: Any) -> torch.Tensor:
+    """A PIL image, grey or RGB, as a tensor (colours, height, width) of bytes."""
+    import numpy
+
+    array = numpy.array(image, numpy.uint8)
+    return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1).contiguous()

@@ -1,0 +1,110 @@
+"""PIL's `Image.open` that leaves a JPEG file undecoded through `convert("RGB")`, for somebody else to decode.
+
+Only what nvJPEG and libjpeg decode alike is left: 8 bits, grey or YCbCr, whole to its end. Anything else is Pillow's,
+errors included. As soon as somebody wants pixels, the image decodes itself and is a plain one from then on."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+
+_END = b"\xff\xd9"
+_COMPONENTS = ((1, 2, 3), (0, 1, 2))  # by any other number they may be RGB
+
+
+def open_undecoded(original: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+    """As `original(file)`, which is PIL's `Image.open`."""
+    image = original(file, *args, **kwargs)
+    if type(image) is JpegImageFile and _is_plain(image):
+        image.__class__ = Unread
+    return image
+
+
+class Unread(JpegImageFile):
+    """A file that Pillow has opened and not yet loaded."""
+
+    fp: Any
+
+    def load(self) -> Any:
+        self.__class__ = JpegImageFile  # type: ignore[assignment]
+        return self.load()
+
+    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
+        if mode == "RGB" and not args and not kwargs and not self.decoderconfig:
+            data = self._data()
+            if data is not None:
+                return Undecoded(data, self.size, self.info)
+        return super().convert(mode, *args, **kwargs)
+
+    def _data(self) -> bytes | None:
+        """None where it is cut off: then Pillow's error must come here and now."""
+        try:
+            self.fp.seek(0)
+            data: bytes = self.fp.read()
+        except Exception:
+            return None
+        return data if _END in data[-64:] else None  # some writers pad
+
+    def __eq__(self, other: object) -> bool:
+        self.load()
+        return bool(self == other)
+
+    __hash__ = None  # type: ignore[assignment]  # as every image
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.load()
+        return self.__reduce_ex__(protocol)  # by now Pillow's own: a pickle of the script's must not need this module
+
+
+class Undecoded(Image.Image):
+    """An RGB image of which only the size is known, until its pixels are wanted."""
+
+    def __init__(self, data: bytes, size: tuple[int, int], info: dict[Any, Any]) -> None:
+        super().__init__()
+        self.data, self.info = data, info.copy()
+        self._mode, self._size = "RGB", size
+
+    @property
+    def im(self) -> Any:
+        self.load()
+        return self.im  # by now a plain image's
+
+    @im.setter
+    def im(self, im: Any) -> None:
+        self._im = im
+
+    def load(self) -> Any:
+        im = _pil_open(BytesIO(self.data)).convert("RGB").im
+        self.__class__ = Image.Image  # type: ignore[assignment]
+        self.im = im
+        del self.data
+        return self.load()
+
+    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
+        if mode == "RGB" and not args and not kwargs:
+            return Undecoded(self.data, self.size, self.info)
+        return super().convert(mode, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        self.load()
+        return bool(self == other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.load()
+        return self.__reduce_ex__(protocol)
+
+
+_pil_open = Image.open  # taken at import: something of ours may later stand in its place
+
+
+def _is_plain(image: JpegImageFile) -> bool:
+    if len(image.tile) != 1 or image.bits != 8 or image.info.get("adobe_transform", 1) != 1:
+        return False
+    if image.mode == "L":
+        return image.layers == 1
+    return image.mode == "RGB" and image.layers == 3 and tuple(one[0] for one in image.layer) in _COMPONENTS
