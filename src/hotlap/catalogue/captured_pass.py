@@ -52,7 +52,9 @@ class CapturedPass(Technique):
     needs = Needs(device="cuda")
     aliases = ("cuda graph", "CUDAGraph", "whole-step graph", "make_graphed_callables", "launch overhead")
     traits = frozenset({"captured pass"})
-    excludes = frozenset({"compiled", "recorded calls"})  # which records graphs of its own, or is traced where it must not be
+    excludes = frozenset(
+        {"compiled", "recorded calls"}
+    )  # which records graphs of its own, or is traced where it must not be
     helps_with = frozenset({"low precision", "image layout", "fused update"})
 
     def parity(self, run: Run | None) -> Parity:
