@@ -39,18 +39,18 @@ def test_loader_workers_do_not_count_as_the_script(apply) -> None:
     assert torch.get_num_threads() == 1 and patch.joints.withdrawn == []
 
 
-def run(cores: int, threads: int, step_seconds: float = 1.0, workers: int = 0, device: str = "cpu") -> Run:
-    root = RootFacts("Net", 9, {}, False, False, (2,), ("float32",), None, False, None)
+def run(cores: int, threads: int, elements: int = 10**7, workers: int = 0, device: str = "cpu") -> Run:
+    root = RootFacts("Net", elements, {}, False, False, (2,), ("float32",), None, False, None)
     loader = LoaderFacts("D", 8, workers, None, False, False, False, True, 9, False, "fork", trains=True)
     return Run("2.13", device, roots=[root], loaders=[loader], cores=cores, threads=threads,
-               step_seconds=[step_seconds], step_parts=[[0, 0, 1, 1, 1, 0, 0]])  # fmt: skip
+               step_parts=[[0, 0, 1, 1, 1, 0, 0]])  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("seen", "tried"),
     [
-        (run(2, 2, 0.001), [1]),
-        (run(8, 8, 0.001, workers=2), [1, 6, 4]),
+        (run(2, 2, 1000), [1]),
+        (run(8, 8, 1000, workers=2), [1, 6, 4]),
         (run(8, 8), [4]),
         (run(8, 1), [4, 8]),
         (run(8, 8, workers=8), [4]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
     from hotlap.observe.run import Run
 
-_SHORT_STEP = 0.05  # seconds: in longer ones a single thread is left far behind
+_SMALL = 1_000_000  # parameters: in larger models a single thread is left far behind
 _MANY = 4  # cores, from which on half of them may be as good: two often share one set of arithmetic units
 
 
@@ -51,8 +50,7 @@ class CpuThreads(Technique):
         if not run.roots:
             return CannotHelp("no model with trainable parameters was called")
         workers = max((loader.num_workers for loader in run.loaders if loader.trains), default=0)
-        short = bool(run.step_seconds) and statistics.median(run.step_seconds) < _SHORT_STEP
-        wanted = [1] if short else []
+        wanted = [1] if sum(root.elements for root in run.roots) < _SMALL else []
         wanted += [run.cores - workers] if workers else []
         wanted += [run.cores // 2] if run.cores >= _MANY else []
         wanted += [run.cores]

@@ -102,7 +102,7 @@ class CompiledFacts:
 
     graphs: int = 0
     breaks: list[BreakFacts] = field(default_factory=list)  # the most frequent first
-    again: int = 0  # how often something was compiled once more, for other shapes or settings
+    again: int = 0  # how often something was compiled once more for other shapes or settings, of the latest 64 times
 
     def __str__(self) -> str:
         if not self.graphs:
