@@ -108,6 +108,7 @@ def _environment() -> jinja2.Environment:
         "seconds": figures.seconds,
         "like": figures.like,
         "ratio": figures.ratio,
+        "taken_in": wording.taken_in,
         "interval": figures.interval,
         "measured": lambda value: "not measured" if value is None else figures.ratio(value),
         "percent": figures.percent,

@@ -178,7 +178,7 @@ def _data(report: TuneReport) -> Part:
 
 def _implementation(report: TuneReport) -> Part:
     kept = [
-        (Code(one.technique), figures.setting(one.setting) or "-", figures.ratio(one.ratio), one.parity)
+        (Code(one.technique), figures.setting(one.setting) or "-", wording.taken_in(one), one.parity)
         for one in report.kept
     ]
     caption = "The plan, in the order in which it was taken in. Gains of single techniques are screened, not proven."

@@ -66,7 +66,7 @@ def _tune(report: TuneReport, rows: int, tight: bool) -> Any:
         most = max(rows, 5)  # the plan itself gives way last
         table = screen.table(screen.head("kept", report.kept, most), "set to", "gain", "parity", right=("gain",))
         for kept in report.kept[:most]:
-            table.add_row(kept.technique, figures.setting(kept.setting), figures.ratio(kept.ratio), kept.parity)
+            table.add_row(kept.technique, figures.setting(kept.setting), wording.taken_in(kept), kept.parity)
         parts.append([table])
     if report.rejected:
         table = screen.table(screen.head("rejected", report.rejected, rows), "why")

@@ -6,7 +6,7 @@ import shlex
 from pathlib import PurePath
 
 from hotlap.report import figures
-from hotlap.report.findings import SHARES, ProfileReport, TuneReport
+from hotlap.report.findings import SHARES, Kept, ProfileReport, TuneReport
 
 _WORTH_TELLING_SECONDS = 1.0
 
@@ -82,6 +82,11 @@ def cost(report: TuneReport) -> str:
         return f"{spent}; not paid back, as far as is known"
     trained = figures.seconds(report.payback_steps * report.after_seconds)
     return f"{spent}; paid back after {figures.plural(report.payback_steps, 'step')} ({trained} of training)"
+
+
+def taken_in(kept: Kept) -> str:
+    """What it added; one that came in with others was not measured by itself."""
+    return "with others" if kept.ratio is None else figures.ratio(kept.ratio)
 
 
 def a_against_a(report: TuneReport, dash: str = "-") -> str:
