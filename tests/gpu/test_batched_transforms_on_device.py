@@ -36,7 +36,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_the_same_draw_gives_the_same_levels(version: str, kind: str) -> None:
     found = compared(ended(VERSIONS[version], exact(VERSIONS[version])[kind]), sizes=LARGE, device="cuda")
     print(f"\n{version} {kind}: largest {found.largest:.0f}, mean {found.mean:.6f} levels")
-    assert found.same_states and found.largest <= 1 and found.mean <= 0.001
+    assert found.same_states and found.largest == 0
 
 
 @pytest.mark.parametrize("kind", floats(v2))
@@ -55,6 +55,8 @@ def test_whole_pipelines(name: str, precision: str) -> None:
         found = compared(pipelines(v2)[name], sizes=sizes, device="cuda")
     print(f"\n{name}, {precision}: {found.deviations:.7f} of {found.pipeline.tolerance:.7f} standard deviations")
     assert found.same_states and found.deviations <= found.pipeline.tolerance
+    if name != "SimCLR":
+        assert torch.equal(found.made, found.wanted)
 
 
 def test_the_host_does_not_wait() -> None:
@@ -84,7 +86,7 @@ def test_how_long_a_batch_takes(name: str) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         pipeline.run(Images.in_buffer(buffer, sizes, 3), recipes, "cuda")
         torch.cuda.synchronize()
-    launches = sum(event.count for event in profile.key_averages())
+    launches = sum(event.count for event in profile.key_averages() if event.self_device_time_total)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(10):

@@ -143,6 +143,8 @@ def test_products_in_halves_are_exact(weights: int) -> None:
     levels = torch.randint(0, 256, (3, 20, 20), dtype=torch.uint8)
     shares = torch.rand(3, 20, 20) - 0.1  # some below nothing, as with bicubic, and one all together
     given_weights = (shares / shares.sum(3 - weights, keepdim=True) * (1 << 22)).round()
+    edge = torch.tensor([1.125, -0.125, *[0.0] * 18]) * (1 << 22) + torch.tensor([1.0, -1.0, *[0.0] * 18])
+    given_weights.transpose(1, weights)[:, 0] = edge  # as large as a weight gets
     whole = (given_weights, levels) if weights == 1 else (levels, given_weights)
     wanted = ((torch.bmm(*(factor.long() for factor in whole)) + (1 << 21)) >> 22).clamp(0, 255).byte()
     assert torch.equal(levels_times(*whole, weights), wanted)

@@ -350,8 +350,11 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, taken: Taken) -> Elsewhere:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_script_that_reads_in_main_memory_gets_it_there(folder, plainly, taken: Taken, elsewhere, workers) -> None:
+def test_a_script_that_reads_in_main_memory_gets_it_there(
+    folder, plainly, taken: Taken, elsewhere, monkeypatch, workers: int
+) -> None:
     """After a while it is left alone, in the middle of an epoch."""
+    monkeypatch.setattr(device_batches, "_UNMOVED", 16)
     way = {"num_workers": workers, "batch_size": 2}
     assert drawn(Photos(folder), **way) == plainly(Photos(folder), **way)
     assert taken.reasons == ["the script does not move its batches to the device as they come"]

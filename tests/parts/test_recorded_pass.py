@@ -109,7 +109,7 @@ def test_results_that_are_not_copied_would_be_seen(monkeypatch: pytest.MonkeyPat
     assert not all(map(torch.equal, theirs, ours))
 
 
-@pytest.mark.parametrize("fault", ["input", "gradient", "statistics", "loss"])
+@pytest.mark.parametrize("fault", ["input", "gradient", "statistics", "loss", "result"])
 def test_a_replay_that_is_not_the_pass_ends_it(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Faults planted in the graph: the script's own training goes on, and not one step is lost."""
     plain, model, own, recorder = pair()
@@ -128,6 +128,8 @@ def test_a_replay_that_is_not_the_pass_ends_it(fault: str, monkeypatch: pytest.M
                 recording.grads[0].mul_(1.01)
             elif fault == "statistics":
                 model.norm.running_mean.zero_()
+            elif fault == "result":
+                recording.results[0].zero_()
             else:
                 recording.loss.add_(0.1)
 
@@ -406,6 +408,36 @@ def test_inputs_of_many_kinds_are_given_up_in_the_end() -> None:
     steps = recorded_pass._PATIENCE + 4
     assert trained_alike(plain, model, own, steps, size=lambda number: 2 + number)
     assert recorder.recorded == 0 and own.refused
+
+
+def test_sparse_gradients_are_left_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Embedding(8, 4, sparse=True)
+    own = RecordedPass(PlayedPasses(model))
+    for number in range(8):
+        model.zero_grad()
+
+        def one_pass(x):
+            model(x).mean().backward()
+
+        own.run(one_pass, (torch.tensor([number % 8, 1]),))
+    assert "sparse" in own.refused
+
+
+def test_inputs_that_are_handed_back() -> None:
+    _, model, own, _ = pair()
+    for number in range(STEPS):
+        x, y = batch(number)
+        model.zero_grad()
+
+        def one_pass(x, y):
+            x, y = x.to("cpu"), y.to("cpu")
+            F.cross_entropy(model(x), y).backward()
+            return y, x[1:]
+
+        labels, rest = own.run(one_pass, (x, y))
+        assert torch.equal(labels, y) and torch.equal(rest, x[1:])
+    assert own.replays > 10
 
 
 def test_inputs_in_lists_and_dicts() -> None:

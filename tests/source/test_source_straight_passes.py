@@ -33,12 +33,10 @@ def found(body: str, around: str = "def train(loader):\n    for x, y in loader:\
         ("out = model(x)\nloss = out.mean()\nloss += out.std()\nloss.backward()\nlog(loss)", "x", "loss"),
         ("out: torch.Tensor = model(x)\nout.mean().backward()", "x", ""),
         ("weight = 0.5 * len(x)\nlog(weight)\nout = model(x) * weight\nout.mean().backward()", "x weight", ""),
-        (
-            "state = model(x) if x is None else x\nstate, out = model(state, x)\nout.mean().backward()",
-            "state x",
-            "state",
-        ),
+        ("state = x if y else y\nstate, out = model(state, x)\nout.mean().backward()", "state x", ""),
         ("out = torch.log(model(x)).log()\nout.masked_fill(y, float('-inf')).mean().backward()", "x y", ""),
+        ("optimizer.zero_grad()\nx, y = x.cuda(), y.cuda()\n(model(x) - y).mean().backward()\nlog(y)", "x y", "y"),
+        ("state = model(state, x)\nstate.mean().backward()", "state x", "state"),
         ("a, b = model(x), y\n(a - b).mean().backward()\nlog(b)", "x y", "b"),
     ],
 )

@@ -28,10 +28,10 @@ class DeviceTransforms(Technique):
     batched form: the known tail of a pipeline is moved, what comes before stays in the workers. Batches that are
     collated by code of the script's own, iterable data sets, and scripts that do not move batches to the device as they
     come are left alone. A script that reads a batch in main memory first gets it there, at the price of a copy back.
-    It takes device time from the training and, with 256 photos a batch, between one and two gigabytes. It is not tried
-    together with `sample-cache`, whose decoded images are larger than the files, nor with `fast-jpeg`, which decodes in
-    the workers, and copies ahead (`device-prefetch`) are part of it. It still wants enough workers to read the files,
-    about 3000 a second each.
+    It takes device time from the training and, with 256 photos a batch, between one and two gigabytes. It still wants
+    enough workers to read the files, about 3000 a second each. It is not tried together with `sample-cache`, whose
+    decoded images are larger than the files, nor with `fast-jpeg`, which decodes in the workers; copies ahead
+    (`device-prefetch`) are part of it.
 
     ## What changes numerically
     Indices, labels, order and random draws are the script's own, and the generators stand afterwards where they would.

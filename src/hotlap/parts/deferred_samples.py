@@ -52,7 +52,7 @@ class Packed:
         files = [one.image for one in undone if isinstance(one.image, bytes)]
         pixels = [one.image.reshape(-1) for one in undone if not isinstance(one.image, bytes)]
         self.lengths = [len(file) for file in files]
-        self.files = torch.frombuffer(bytearray(b"".join(files) or b"\0"), dtype=torch.uint8)
+        self.files = torch.frombuffer(bytearray().join(files) or bytearray(1), dtype=torch.uint8)
         self.pixels = torch.cat(pixels) if pixels else torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def __len__(self) -> int:

@@ -25,7 +25,7 @@ from hotlap.parts.finished_images import Judge, Trial, finished
 from hotlap.parts.transform_sites import mark, sites_of, why_not
 from hotlap.parts.waiting_tensor import Waiting
 
-_UNMOVED = 16  # batches in a row that the script did not move
+_UNMOVED = 64  # batches in a row that the script did not move
 _MISSED = 4  # batches in a row that workers could not defer
 _STARTS = 3  # of loaders that cannot be helped
 
@@ -82,7 +82,7 @@ class DeviceBatches:
         self._wanted: torch.device | None = None  # where batches go; each thread has another current one
         self._process, self._reason = os.getpid(), ""
         self._refusals = self._unmoved = self._missed = 0
-        self._is_over = False
+        self._is_over = self._has_begun = False
 
     def starts(self, loader: Any) -> None:
         """For the one call that follows: nobody else's hold on `DataLoader` is touched, and nothing stays behind."""
@@ -105,7 +105,7 @@ class DeviceBatches:
         trial = self._trial(loader)
         if trial.is_refused:
             return original(loader)
-        self._refusals = -1 << 30  # there is something to do
+        self._has_begun = True
         own = loader.worker_init_fn
         vars(loader)["worker_init_fn"] = InWorkers(own, trial.verdict)
         try:
@@ -225,7 +225,7 @@ class DeviceBatches:
     def _refuse(self, reason: str) -> None:
         """Another loader may still fit: only so many settle it."""
         self._refusals += 1
-        if self._refusals == _STARTS:
+        if self._refusals >= _STARTS and not self._has_begun:
             self.leave()
             self._given_up(reason)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 WEIGHT_BITS = 22  # of Pillow's weights for eight-bit images
+_UPPER = 4096  # what an upper half counts: weights reach 1.125 at an edge, and half precision holds no more than 2048
 
 
 def half_type(device: torch.device) -> torch.dtype | None:
@@ -16,16 +17,17 @@ def half_type(device: torch.device) -> torch.dtype | None:
 
 
 def in_halves(weights: Tensor) -> Tensor:
-    """Weights of 22 bits (N, out, K) as two whole numbers of 11 bits, which half precision holds: N, 2 * out, K."""
-    upper = torch.floor(weights * (1 / 2048) + 0.5)
-    return torch.cat([upper, weights - upper * 2048], 1)
+    """Weights of 22 bits (N, out, K) as two whole numbers up to 2048, which half precision holds: N, 2 * out, K."""
+    upper = torch.floor(weights * (1 / _UPPER) + 0.5)
+    return torch.cat([upper, weights - upper * _UPPER], 1)
 
 
 def levels_times(first: Tensor, second: Tensor, weights: int) -> Tensor:
     """Levels times weights (the first factor or the second), rounded to levels as Pillow rounds, exact to the last bit.
 
     On the CPU in float64. On a device the weights are in halves: their sums with levels stay within the 24 bits of
-    float32, so that matrix units, which multiply half precision, give the exact sums whatever else they are allowed."""
+    float32 (for images shrunk up to 16 times), so that matrix units, which multiply half precision, give the exact sums
+    whatever else they are allowed."""
     if half_type(first.device) is None:
         total = torch.bmm(first.double(), second.double())
         return total.add_(1 << (WEIGHT_BITS - 1)).div_(1 << WEIGHT_BITS).floor_().clamp_(0, 255).to(torch.uint8)
@@ -40,7 +42,7 @@ def halves_times(first: Tensor, second: Tensor) -> Tensor:
 
 def joined(sums: Tensor, weights: int) -> Tensor:
     coarse, fine = sums.int().chunk(2, weights)
-    total = torch.add(fine, coarse, alpha=2048).add_(1 << (WEIGHT_BITS - 1))
+    total = torch.add(fine, coarse, alpha=_UPPER).add_(1 << (WEIGHT_BITS - 1))
     return total.bitwise_right_shift_(WEIGHT_BITS).clamp_(0, 255).to(torch.uint8)
 
 

@@ -23,7 +23,10 @@ class Floating:
 
     def run(self, images: Images, numbers: np.ndarray) -> Images:
         pixels = images.pixels.to(self.dtype or torch.get_default_dtype())
-        return images.with_pixels(pixels.div_(255) if self.divides else pixels.mul_(1.0 / 255))
+        if not self.divides:
+            return images.with_pixels(pixels.mul_(1.0 / 255))
+        divisor = sent(np.array([255.0]), images.device)  # by a plain number CUDA would multiply instead
+        return images.with_pixels(pixels.div_(divisor.to(pixels.dtype)))
 
 
 @dataclass

@@ -68,12 +68,14 @@ class Recording:
         after, theirs = _State(known, device), [weight.grad for weight in self.weights]
         before.put_back()
         self.play(inputs)
-        pairs = [(theirs, self.grads), (losses, [self.loss])]
-        pairs += [([one], [other]) for one, other in zip(after.values, _State(known, device).values, strict=True)]
+        replayed = _State(known, device)
+        difference = max(_difference(theirs, self.grads), _difference(losses, [self.loss]))
+        for one, other in zip([*after.values, *_leaves(out)], [*replayed.values, *_leaves(self.results)], strict=True):
+            difference = max(difference, _difference([one], [other]))
         after.put_back()
         for weight, grad in zip(self.weights, theirs, strict=True):
             weight.grad = grad
-        return out, max(_difference(one, other) for one, other in pairs)
+        return out, difference
 
     @property
     def _is_attached(self) -> bool:
@@ -103,12 +105,12 @@ def recording_of(
     finally:
         for weight, grad in zip(weights, before, strict=True):
             weight.grad = grad
-    seen.judge(own)
+    seen.judge()
     if not grounds.hold(function):
         raise Unfit(f"it leaves something behind: {grounds.why}")
     trained = [(weight, grad) for weight, grad in zip(weights, grads, strict=True) if grad is not None]
-    if not trained:
-        raise Unfit("no weight gets a gradient from it")
+    if not trained or any(grad.layout != torch.strided for _, grad in trained):
+        raise Unfit("gradients are sparse" if trained else "no weight gets a gradient from it")
     return Recording(
         replay,
         tensors(own),
@@ -137,13 +139,11 @@ class _Seen:
         self.results = detached(results)
         return self.results
 
-    def judge(self, inputs: list[Any]) -> None:
+    def judge(self) -> None:
         if self._adds:
             raise Unfit("gradients are added up, or set to zero in place")
         if len(self._losses) != 1 or not isinstance(self._losses[0], torch.Tensor):
             raise Unfit("it does not go back just once")
-        if any(one.data_ptr() == own.data_ptr() for one in tensors(self.results) for own in tensors(inputs)):
-            raise Unfit("it hands back its inputs")
 
     @property
     def loss(self) -> torch.Tensor:
@@ -212,8 +212,15 @@ def can_be_copied(results: Any) -> bool:
     return all(isinstance(leaf, torch.Tensor | NUMBERS) for leaf in tree_flatten(results)[0])
 
 
+def _leaves(results: Any) -> list[Any]:
+    return list(tree_flatten(results)[0])
+
+
 def _fit(one: Any, other: Any) -> bool:
-    return one is not None and other is not None and one.shape == other.shape
+    """Whether two things can be compared at all: what is no tensor must be equal."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and bool(one == other)
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 def _difference(theirs: Sequence[Any], ours: Sequence[Any]) -> float:
@@ -221,7 +228,7 @@ def _difference(theirs: Sequence[Any], ours: Sequence[Any]) -> float:
     if len(theirs) != len(ours) or not all(map(_fit, theirs, ours)):
         return float("inf")
     apart = size = 0.0
-    for one, two in zip(theirs, ours, strict=True):
+    for one, two in zip(tensors(theirs), tensors(ours), strict=True):
         wide = one.detach().double()
         apart, size = apart + float((wide - two.detach()).square().sum()), size + float(wide.square().sum())
     if not math.isfinite(apart) or not math.isfinite(size):

@@ -84,7 +84,8 @@ def _pass(source: Source, place: ast.AST, backwards: list[ast.Call]) -> Pass:
     reads, stores = _traffic(region)
     changing = _set_in(place)
     inputs = [name for name in reads if name in changing or name in stores]
-    return Pass(region[0], region[-1], tuple(inputs), tuple(_results(source, region, stores, reads)))
+    carried = set(reads) - _set_before(source, place, region[0])
+    return Pass(region[0], region[-1], tuple(inputs), tuple(_results(source, region, stores, carried)))
 
 
 def _is_plain_function(source: Source, place: ast.AST) -> None:
@@ -225,10 +226,19 @@ def _set_in(place: ast.AST) -> set[str]:
     return names | set(parameters(place)) if isinstance(place, Function) else names
 
 
-def _results(source: Source, region: list[ast.stmt], stores: list[str], reads: list[str]) -> Iterator[str]:
+def _set_before(source: Source, place: ast.AST, first: ast.stmt) -> set[str]:
+    """The names that are surely set anew before the pass: they do not go from step to step."""
+    block = source.block(first)
+    before: list[ast.AST] = [one for one in block[: block.index(first)] if isinstance(one, ast.Assign)]
+    before += [place.target] if isinstance(place, ast.For | ast.AsyncFor) else []
+    own = set(parameters(place)) if isinstance(place, Function) else set()
+    return own.union(*map(_set_in, before))
+
+
+def _results(source: Source, region: list[ast.stmt], stores: list[str], carried: set[str]) -> Iterator[str]:
     inside = {node for statement in region for node in ast.walk(statement)}
     for name in stores:
-        if "." in name or name in reads:
+        if "." in name or name in carried:
             yield name
             continue
         node = next(one for one in inside if isinstance(one, ast.Name) and one.id == name)
