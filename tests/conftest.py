@@ -13,6 +13,7 @@ from hotlap.measure.order import Order
 from hotlap.measure.trial import Trial, Trials
 
 ROOT = Path(__file__).resolve().parent.parent
+_kept: list[object] = []  # operators last as long as their library
 _BF16 = "import torch; a = torch.ones(64, 64).bfloat16(); (a @ a).sum().item()"
 
 
@@ -26,8 +27,22 @@ def pytest_configure(config: pytest.Config) -> None:
     planted = str(ROOT / "tests" / "measure")  # tests and trial processes import planted techniques by name
     sys.path.insert(0, planted)
     os.environ["PYTHONPATH"] = os.pathsep.join([planted, *filter(None, [os.environ.get("PYTHONPATH")])])
+    if "HOTLAP_TORCHVISION" in os.environ:
+        _find_torchvision(os.environ["HOTLAP_TORCHVISION"])
     if "ONEDNN_MAX_CPU_ISA" not in os.environ and subprocess.run([sys.executable, "-c", _BF16]).returncode < 0:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"
+
+
+def _find_torchvision(folder: str) -> None:
+    """One that lies in a folder of its own and was built for another torch: its operators do not load, which its
+    transforms do not need. Only tests in this process see it."""
+    import torch
+
+    sys.path.append(folder)
+    operators = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(operators)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@ PIL images, then the same seeds again and the batched form."""
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +13,7 @@ import pytest
 import torch
 
 pytest.importorskip("PIL", reason="makes the pictures with Pillow")
-if importlib.util.find_spec("torchvision") is None:
-    pytest.skip("needs torchvision", allow_module_level=True)
-
-try:
-    import torchvision
-except RuntimeError:
-    # made for another build of torch: its operators do not load, which the transforms do not need
-    _operators = torch.library.Library("torchvision", "DEF")
-    for _name in ("nms", "qnms"):
-        _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import torchvision  # noqa: F401
+pytest.importorskip("torchvision", reason="needs torchvision")
 
 from PIL import Image
 from torchvision import transforms as v1
