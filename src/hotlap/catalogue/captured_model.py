@@ -45,7 +45,9 @@ class CapturedModel(Technique):
     None of the lists has it. The talk that introduced torch's own function for this, `make_graphed_callables`, speaks
     of "in some cases over 2X". That function has to be written into the script, with sample inputs; it allows one shape
     and no keyword arguments, and gradients that are added up over batches come out wrong with it, since a replay writes
-    over those still held (pytorch issue 181723). Here such gradients are told apart and kept.
+    over those still held (pytorch issue 181723). Here such gradients are told apart and kept. On one H200 minGPT's
+    chargpt in bf16, unedited, took 20.6 ms a step, and 7.0 ms with this and a recorded update; on pytorch-cifar's
+    ResNet18 it was slower than `captured-pass` (6.4 against 4.8 ms in a trial).
     """
 
     family = Family.COMPUTE

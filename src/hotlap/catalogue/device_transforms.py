@@ -46,7 +46,9 @@ class DeviceTransforms(Technique):
     ## Claims
     NVIDIA's DALI is the usual advice when the processor is busy and the GPU idle: "up to 4x" in 2020. It does the same
     work on the device, but the data set has to be written anew as a DALI pipeline. A script that has done so has no
-    DataLoader for its images, and is left alone.
+    DataLoader for its images, and is left alone. On one H200, pytorch/examples' ImageNet script with ResNet-50 in bf16,
+    256 photos of about 500x375 a batch and 14 workers, unedited, took 69 ms a step in the median, 104 ms with all that
+    comes at the end of an epoch; decoding a batch took 12 ms, transforming it 9 to 16 ms.
     """
 
     family = Family.WAIT
