@@ -51,7 +51,7 @@ class CapturedPass(Technique):
 
     family = Family.COMPUTE
     needs = Needs(device="cuda")
-    aliases = ("cuda graph", "CUDAGraph", "whole-step graph", "make_graphed_callables", "launch overhead")
+    aliases = ("CUDAGraph", "whole-step graph", "step graph")
     traits = frozenset({"captured pass"})
     excludes = frozenset(
         {"compiled", "recorded calls"}
