@@ -34,15 +34,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _find_torchvision(folder: str) -> None:
-    """One that lies in a folder of its own and was built for another torch: its operators do not load, which its
-    transforms do not need. Only tests in this process see it."""
+    """One that lies in a folder of its own and may be built for another torch: its operators do not load then, which
+    its transforms do not need. Only tests in this process see it."""
     import torch
 
     sys.path.append(folder)
-    operators = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _kept.append(operators)
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        operators = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _kept.append(operators)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
