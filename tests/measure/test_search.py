@@ -460,3 +460,19 @@ def test_the_slowest_start_is_tried_last(first: float, budget: float, kept: list
     assert not made.found.cut_short, "what was left out on purpose leaves nothing open"
     if budget == 90.0:
         assert made.found.not_tried[-1].reason == "slowest (mode b) takes about 60 s to start: try a larger --budget"
+
+
+def test_what_withdrew_without_a_name_is_found_by_trying_each() -> None:
+    class Nameless(Made):
+        def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+            timing = super()._measured(plan, label, role)
+            if not any(choice.technique.id == "other" for choice in plan):
+                return timing
+            run = Run(torch="2.13.0", device="cpu", withdrawn=["the recorded pass: not here"])
+            return Untimed(f"could not be applied: {run.withdrawn[0]}", run, "", 0.4)
+
+    levels = {(): 1.0, ("fast",): 0.5, ("other",): 0.4, ("fast", "other"): 0.4}
+    made = search(Nameless(levels), Fast(), Other(), together=True)
+    made.screening.run()
+    assert [str(choice) for choice in made.found.plan] == ["fast"]
+    assert [one.technique for one in made.found.rejected] == ["other"]

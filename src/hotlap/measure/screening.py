@@ -107,6 +107,8 @@ class Screening:
             level = timing.level  # without what stood aside
             timing = Timed(level, run, timing.ending, self._purse.plan_seconds, True)
         standing_aside = {one.technique.id: line for one in group for line in run.withdrawn if _is_about(line, one)}
+        if not set(run.withdrawn) <= set(standing_aside.values()):  # whose it was is not said: each by itself tells
+            return None
         idle = {one.technique.id for one in group if one.technique.seen(run) is False} | standing_aside.keys()
         rest = [one for one in group if one.technique.id not in idle]
         if self.found.level / timing.level < self.found.worth_keeping or not rest:
@@ -316,4 +318,4 @@ class Screening:
 
 def _is_about(line: str, candidate: Candidate) -> bool:
     """What a technique withdrew with begins with its name."""
-    return line.startswith((f"{candidate.technique.id}:", f"{candidate.technique.id} ("))
+    return line.startswith((f"{candidate.technique.id}:", f"{candidate.technique.id} "))
