@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from hotlap.parts.fast_jpeg import FastJpeg, Judge, open_jpeg, pil_open
+from hotlap.parts.late_image import LateImage
 
 _SCALES = (8, 4, 2)
 _SMOOTH: tuple[Any, ...] = (None, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
@@ -87,29 +88,18 @@ class _File:
         return self._decoded[scale]
 
 
-class Later(Image.Image):
+class Later(LateImage):
     """A part of a file that is decoded when its pixels are wanted, and then is a plain image."""
+
+    own = ("_file", "_box")
 
     def __init__(self, file: _File, box: tuple[int, int, int, int], info: dict[Any, Any]) -> None:
         super().__init__()
         self._file, self._box, self.info = file, box, info.copy()
         self._mode, self._size = file.mode, (box[2] - box[0], box[3] - box[1])
 
-    @property
-    def im(self) -> Any:
-        self.load()
-        return self.im  # by now a plain image's
-
-    @im.setter
-    def im(self, im: Any) -> None:
-        self._im = im
-
-    def load(self) -> Any:
-        im = self._file.at(1).crop(self._box).im
-        self.__class__ = Image.Image  # type: ignore[assignment]
-        self.im = im
-        del self._file, self._box
-        return self.load()
+    def made(self) -> Image.Image:
+        return self._file.at(1).crop(self._box)
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         if mode == self.mode and not args and not kwargs:
@@ -139,18 +129,6 @@ class Later(Image.Image):
         full = super().resize(size, resample, box, reducing_gap)
         judge.add(float(np.abs(np.asarray(full, np.int16) - np.asarray(small, np.int16)).mean()))
         return full
-
-    def __eq__(self, other: object) -> bool:
-        for one in (self, other):
-            if isinstance(one, Later):
-                one.load()
-        return bool(self == other)
-
-    __hash__ = None  # type: ignore[assignment]  # as every image
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.load()
-        return self.__reduce_ex__(protocol)
 
 
 def _scale(have: tuple[int, int], want: Any, box: Any) -> int:

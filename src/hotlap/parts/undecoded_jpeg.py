@@ -11,6 +11,8 @@ from typing import Any
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
+from hotlap.parts.late_image import LateImage
+
 _END = b"\xff\xd9"
 _COMPONENTS = ((1, 2, 3), (0, 1, 2))  # by any other number they may be RGB
 
@@ -59,44 +61,23 @@ class Unread(JpegImageFile):
         return self.__reduce_ex__(protocol)  # by now Pillow's own: a pickle of the script's must not need this module
 
 
-class Undecoded(Image.Image):
+class Undecoded(LateImage):
     """An RGB image of which only the size is known, until its pixels are wanted."""
+
+    own = ("data",)
 
     def __init__(self, data: bytes, size: tuple[int, int], info: dict[Any, Any]) -> None:
         super().__init__()
         self.data, self.info = data, info.copy()
         self._mode, self._size = "RGB", size
 
-    @property
-    def im(self) -> Any:
-        self.load()
-        return self.im  # by now a plain image's
-
-    @im.setter
-    def im(self, im: Any) -> None:
-        self._im = im
-
-    def load(self) -> Any:
-        im = _pil_open(BytesIO(self.data)).convert("RGB").im
-        self.__class__ = Image.Image  # type: ignore[assignment]
-        self.im = im
-        del self.data
-        return self.load()
+    def made(self) -> Image.Image:
+        return _pil_open(BytesIO(self.data)).convert("RGB")
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         if mode == "RGB" and not args and not kwargs:
             return Undecoded(self.data, self.size, self.info)
         return super().convert(mode, *args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        self.load()
-        return bool(self == other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.load()
-        return self.__reduce_ex__(protocol)
 
 
 _pil_open = Image.open  # taken at import: something of ours may later stand in its place
