@@ -1,6 +1,6 @@
-"""Write the tables of results from the raw records in bench/results: tunings into the README; what was run against
-experts' loops, and what each technique is worth by itself, into the page beside the records. `--check` only says
-whether one is out of date. Needs neither a GPU nor torch: a record holds all it takes."""
+"""Write the tables of results from the raw records in bench/results: the newest tuning of every script into the README;
+all tunings, what was run against experts' loops, and what each technique is worth by itself, into the page beside the
+records. `--check` only says whether one is out of date. Needs neither a GPU nor torch: a record holds all it takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from hotlap.report.findings import Interval, TuneReport
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
-HEAD = ("script", "machine", "a step", "faster by", "kept", "trials", "date", "torch", "record")
+NEWEST_HEAD = ("script", "machine", "a step", "faster by", "kept")
+TUNINGS_MARKS = re.compile(r"(<!-- tunings -->\n).*?(<!-- /tunings -->)", re.DOTALL)
+TUNINGS_HEAD = ("record", "a step", "faster by", "kept, or what was tried", "trials", "date", "torch")
 EXPERTS_MARKS = re.compile(r"(<!-- experts -->\n).*?(<!-- /experts -->)", re.DOTALL)
 EXPERTS_HEAD = (
     "script",
@@ -58,25 +60,37 @@ def read(path: Path) -> TuneReport:
     return report
 
 
-def row(path: Path, report: TuneReport, root: Path) -> tuple[str, ...]:
+def name(path: Path) -> str:
+    """Whose tuning it is: `mnist-280s-h200.json` and `mnist-h200.json` are of one script."""
+    return path.stem.partition("-")[0]
+
+
+def newest_row(path: Path, report: TuneReport, root: Path) -> tuple[str, ...]:
     """Public scripts go by the name of their record, since half of them are called main.py."""
     script = f"`{wording.with_arguments(report)}`"
     if path.parent.name == "tune":
-        script = f"{path.stem.rpartition('-')[0] or path.stem}: {script}"
-    step = figures.seconds(report.before_seconds)
-    if report.kept:
-        step = figures.before_after(report.before_seconds, report.after_seconds)
+        script = f"{name(path)}: {script}"
+    place = path.relative_to(root).as_posix()
+    return script, machine(report.facts.hardware), step(report), f"[{gain(report)}]({place})", kept(report)
+
+
+def row(path: Path, report: TuneReport) -> tuple[str, ...]:
+    beside = path.parent.parent if path.parent.name == "tune" else path.parent
     return (
-        script,
-        machine(report.facts.hardware),
-        step,
+        f"[{path.stem}]({path.relative_to(beside).as_posix()})",
+        step(report),
         gain(report),
         kept(report),
         str(report.facts.trials),
         report.facts.date.split()[0],
         report.facts.torch.split("+")[0],
-        f"[raw]({path.relative_to(root).as_posix()})",
     )
+
+
+def step(report: TuneReport) -> str:
+    if report.kept:
+        return figures.before_after(report.before_seconds, report.after_seconds)
+    return figures.seconds(report.before_seconds)
 
 
 def gain(report: TuneReport) -> str:
@@ -103,10 +117,26 @@ def machine(hardware: str) -> str:
     return ", ".join([parts[0], *(part for part in parts[1:] if part.endswith("cores"))])
 
 
-def table(root: Path) -> str:
-    found = [(path, read(path)) for path in records(root / "bench" / "results")]
-    found.sort(key=lambda entry: (-(entry[1].speedup.ratio if entry[1].speedup else 0.0), entry[0].name))
-    return _table(HEAD, [row(path, report, root) for path, report in found])
+def newest_table(root: Path) -> str:
+    """One row a script: what its last tuning came to, were it nothing."""
+    newest: dict[str, tuple[Path, TuneReport]] = {}
+    for path, report in sorted(tunings(root), key=lambda entry: entry[1].facts.date):
+        newest[name(path)] = path, report
+    found = sorted(newest.values(), key=_largest_gain_first)
+    return _table(NEWEST_HEAD, [newest_row(path, report, root) for path, report in found])
+
+
+def tunings_table(root: Path) -> str:
+    return _table(TUNINGS_HEAD, [row(path, report) for path, report in sorted(tunings(root), key=_largest_gain_first)])
+
+
+def tunings(root: Path) -> list[tuple[Path, TuneReport]]:
+    return [(path, read(path)) for path in records(root / "bench" / "results")]
+
+
+def _largest_gain_first(entry: tuple[Path, TuneReport]) -> tuple[float, str]:
+    path, report = entry
+    return -(report.speedup.ratio if report.speedup else 0.0), path.name
 
 
 def experts_table(root: Path) -> str:
@@ -214,8 +244,13 @@ def main(root: Path = ROOT) -> int:
     beside = root / "bench" / "results" / "README.md"
     try:
         pages = [
-            page(root / "README.md", (MARKS, table(root))),
-            page(beside, (EXPERTS_MARKS, experts_table(root)), (COMPUTING_MARKS, computing_table(root))),
+            page(root / "README.md", (MARKS, newest_table(root))),
+            page(
+                beside,
+                (TUNINGS_MARKS, tunings_table(root)),
+                (EXPERTS_MARKS, experts_table(root)),
+                (COMPUTING_MARKS, computing_table(root)),
+            ),
         ]
     except HotlapError as error:
         print(error, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The README's table of results comes from the raw records alone: nothing is left out, nothing stale passes."""
+"""The tables of results come from the raw records alone: nothing is left out, nothing stale passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bench" / "results" / "tune").mkdir(parents=True)
     (tmp_path / "README.md").write_text("before\n<!-- results -->\n<!-- /results -->\nafter\n")
     (tmp_path / "bench" / "results" / "README.md").write_text(
-        "<!-- experts -->\n<!-- /experts -->\n<!-- computing -->\n<!-- /computing -->\n"
+        "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("tunings", "experts", "computing"))
     )
     for name in ("photos", "chars"):
         shutil.copy(ROOT / "bench" / "results" / f"{name}-h200.json", tmp_path / "bench" / "results")
@@ -33,32 +33,61 @@ def changed(path: Path, to: Path, **values: object) -> None:
     to.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def rows(root: Path) -> list[list[str]]:
-    lines = (root / "README.md").read_text().splitlines()
-    return [[cell.strip() for cell in line.split(" | ")] for line in lines if line.startswith("| `") or ": `" in line]
+def table(page: Path, name: str) -> list[list[str]]:
+    """The rows of one table, by cells."""
+    lines = page.read_text().partition(f"<!-- {name} -->")[2].partition(f"<!-- /{name} -->")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("|")][2:]
 
 
 def test_gains_and_failures_are_both_shown(root: Path) -> None:
     assert results.main(root) == 0
-    photos, chars = rows(root)
-    assert photos[0].endswith("`examples/photos.py`") and photos[1] == "1 x NVIDIA H200, 16 cores"
-    assert photos[2:4] == ["61.6 -> 10.1 ms", "6.1x (4.5 to 8.4)"]
-    assert photos[4] == "loader-workers (num_workers 14), sample-cache"
-    assert photos[5:8] == ["18", "2026-11-15", "2.11.0"]
-    assert chars[2:4] == ["6.20 ms", "nothing"]
+    photos, chars = table(root / "README.md", "results")
+    assert photos[:2] == ["`examples/photos.py`", "1 x NVIDIA H200, 16 cores"]
+    assert photos[2:] == [
+        "61.6 -> 10.1 ms",
+        "[6.1x (4.5 to 8.4)](bench/results/photos-h200.json)",
+        "loader-workers (num_workers 14), sample-cache",
+    ]
+    assert chars[2:4] == ["6.20 ms", "[nothing](bench/results/chars-h200.json)"]
     assert "mixed-precision 0.85x" in chars[4] and "1.21x (0.95 to 1.54), not shown" in chars[4]
     text = (root / "README.md").read_text()
     assert text.startswith("before\n") and text.endswith("after\n")
 
 
+def test_every_record_has_its_row_beside_the_records(root: Path) -> None:
+    assert results.main(root) == 0
+    photos, chars = table(root / "bench" / "results" / "README.md", "tunings")
+    assert photos[:3] == ["[photos-h200](photos-h200.json)", "61.6 -> 10.1 ms", "6.1x (4.5 to 8.4)"]
+    assert photos[4:] == ["18", "2026-11-15", "2.11.0"]
+    assert chars[0] == "[chars-h200](chars-h200.json)" and chars[2] == "nothing"
+
+
 def test_public_scripts_go_by_the_name_of_their_record(root: Path) -> None:
     beside = root / "bench" / "results"
-    changed(beside / "photos-h200.json", beside / "tune" / "pytorch-cifar-h200.json", script="main.py")
+    changed(beside / "photos-h200.json", beside / "tune" / "cifar-h200.json", script="main.py")
     changed(beside / "chars-h200.json", beside / "tune" / "mingpt-h200.json", cut_short=True, rejected=[])
     assert results.main(root) == 0
-    names = {row[0].removeprefix("| "): row[3:5] for row in rows(root)}
-    assert names["pytorch-cifar: `main.py`"][0].startswith("6.1x")
-    assert names["mingpt: `examples/chars.py`"] == ["not decided", "nothing; no trial fitted into the budget"]
+    names = {row[0]: row[3:5] for row in table(root / "README.md", "results")}
+    assert names["cifar: `main.py`"][0].startswith("[6.1x")
+    expected = ["[not decided](bench/results/tune/mingpt-h200.json)", "nothing; no trial fitted into the budget"]
+    assert names["mingpt: `examples/chars.py`"] == expected
+
+
+def test_of_one_script_the_newest_is_shown_and_all_are_listed(root: Path) -> None:
+    beside = root / "bench" / "results"
+    for number, source in ((1, "photos"), (2, "chars"), (3, "photos")):
+        facts = json.loads((beside / f"{source}-h200.json").read_text())["facts"]
+        to = beside / "tune" / f"cifar-{3 - number}00s-h200.json"  # the newest is not the last by name
+        changed(beside / f"{source}-h200.json", to, facts={**facts, "date": f"2026-11-15 1{number}:00 UTC"})
+    for path in beside.glob("*.json"):
+        path.unlink()
+    assert results.main(root) == 0
+    (row,) = table(root / "README.md", "results")
+    assert row[3] == "[6.1x (4.5 to 8.4)](bench/results/tune/cifar-000s-h200.json)"
+    listed = table(beside / "README.md", "tunings")
+    assert sorted(row[0] for row in listed) == [
+        f"[cifar-{number}00s-h200](tune/cifar-{number}00s-h200.json)" for number in (0, 1, 2)
+    ]
 
 
 def test_a_stale_table_is_red(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +127,7 @@ def test_without_its_marks_nothing_passes(root: Path, page: str) -> None:
 
 def test_what_was_run_against_experts_is_a_table_beside_its_records(root: Path, monkeypatch, capsys) -> None:
     page = root / "bench" / "results" / "README.md"
-    assert results.main(root) == 0 and "|" not in page.read_text()  # no record, no table
+    assert results.main(root) == 0 and not table(page, "experts")
     pairs = [("script", "hotlap run", 4.5, 4.2, 4.8), ("expert", "hotlap run", 1.02, 0.97, 1.07)]
     pairs += [("script", "lightning", 1.5, 1.4, 1.6), ("lightning", "hotlap run", 3.0, 2.9, 3.1)]
     record = {
@@ -121,7 +150,7 @@ def test_what_was_run_against_experts_is_a_table_beside_its_records(root: Path, 
     assert results.main(root) == 1 and "bench/results/README.md is out of date" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["results.py"])
     assert results.main(root) == 0
-    cells = [cell.strip() for cell in page.read_text().splitlines()[3].strip("| ").split(" | ")]
+    (cells,) = table(page, "experts")
     assert cells[0] == "[mnist](experts/mnist-h200.json)" and cells[2:5] == ["7.50 ms", "1.50 ms", "1.60 ms"]
     assert cells[5:7] == ["4.5x (4.2 to 4.8)", "1.02x (0.97 to 1.07)"]
     assert cells[7:] == ["lightning 3.0x (2.9 to 3.1)", "2", "2026-11-15"]
@@ -132,7 +161,7 @@ def test_what_was_run_against_experts_is_a_table_beside_its_records(root: Path, 
 def test_what_each_technique_is_worth_is_a_table_of_courses(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, folder = root / "bench" / "results" / "README.md", root / "bench" / "results" / "computing"
     folder.mkdir()
-    assert results.main(root) == 0 and "|" not in page.read_text()  # no record, no table
+    assert results.main(root) == 0 and not table(page, "computing")
 
     def arm(name: str, trouble: str = "", **figures: tuple[float, float | None, float | None]) -> dict:
         shown = {what: dict(zip(("ratio", "low", "high"), values, strict=True)) for what, values in figures.items()}
@@ -157,12 +186,9 @@ def test_what_each_technique_is_worth_is_a_table_of_courses(root: Path, capsys: 
         record = {"kind": "computing", "course": course, "facts": facts, "arms": arms}
         (folder / f"{course}-h200.json").write_text(json.dumps(record))
     assert results.main(root) == 0
-    lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
-    head, _, *found = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    assert head[1:] == [
-        f"[{name}](computing/{name}-h200.json), 1 x NVIDIA H200, 16 cores" for name in ("gan", "resnet50")
-    ]
-    assert {row[0]: row[1:] for row in found} == {
+    columns = [f"[{name}](computing/{name}-h200.json), 1 x NVIDIA H200, 16 cores" for name in ("gan", "resnet50")]
+    assert " | ".join(columns) in page.read_text()
+    assert {row[0]: row[1:] for row in table(page, "computing")} == {
         "fused-optimizer": ["1.20x (1.10 to 1.30) / -", "-"],
         "mixed-precision": ["not timed / -", "2.3x (2.2 to 2.4) / 4.0x (3.9 to 4.1)"],
         "channels-last": ["-", "0.97x (0.95 to 0.99) / 1.90x (one trial)"],
