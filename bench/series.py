@@ -23,7 +23,7 @@ from torch import nn
 
 from hotlap.measure.tune import facts
 from hotlap.observe.launch import Target
-from hotlap.observe.watch import queue_seconds
+from hotlap.observe.meters import queue_seconds
 
 PROCESSES, SECONDS = 24, 1.8
 HERE = Path(__file__).resolve().parent

@@ -6,21 +6,27 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
-import shlex
 import signal
 import sys
-import tempfile
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import hotlap
 from hotlap.errors import HotlapError
-
-if TYPE_CHECKING:
-    from hotlap.observe.launch import Target
-    from hotlap.technique import Choice, Technique
+from hotlap.options import (
+    AcceptWrites,
+    AllowNetwork,
+    Module,
+    Only,
+    Paths,
+    Script,
+    Skip,
+    as_python_would,
+    listed,
+    seconds_in,
+    target_of,
+)
 
 FIRST, SECOND, REST = "The three that matter", "Three that help", "And the rest"
 _SCRIPT = {"allow_interspersed_args": False}  # what follows the script belongs to the script
@@ -32,12 +38,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-
-Script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="as for python", show_default=False)]
-Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m")]
-Only = Annotated[str, typer.Option(help="only these techniques, comma-separated")]
-Skip = Annotated[str, typer.Option(help="all but these techniques, comma-separated")]
-Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="files and folders", show_default=False)]
 
 
 @app.command(rich_help_panel=FIRST, context_settings=_SCRIPT)
@@ -63,25 +63,25 @@ def profile(
 
     before = folder.read_profile(compare) if compare else None
     for path in filter(None, (json_file, html_file, trace_file)):
-        _check_writable(os.path.dirname(path) or ".", "name another place")
+        folder.check_writable(os.path.dirname(path) or ".", "name another place")
     wishes = Wishes(steps, 0.0 if steps == 0 and seconds == 60.0 else seconds, None if warmup < 0 else warmup, quiet)
-    report, code, events = measured(_target(script, m), TECHNIQUES, wishes, keep_events=bool(trace_file))
+    report, code, events = measured(target_of(script, m), TECHNIQUES, wishes, keep_events=bool(trace_file))
     Console().print("\n", terminal.profile(report))  # the script may have left its last line open
     if before is not None:
         from hotlap.report.compare import compare as compared
 
         Console().print(compared(before, report))
     if json_file:
-        _write(json_file, folder.render(report, "json"))
+        folder.write_file(json_file, folder.render(report, "json"))
     if html_file:
         from hotlap.report import html
 
-        _write(html_file, html.profile(report))
+        folder.write_file(html_file, html.profile(report))
     if trace_file:
         from hotlap.measure.traced import traced
         from hotlap.report.trace import trace
 
-        _write(trace_file, trace(traced(events)))
+        folder.write_file(trace_file, trace(traced(events)))
     return code
 
 
@@ -94,30 +94,34 @@ def tune(
     only: Only = "",
     skip: Skip = "",
     allow: Annotated[str, typer.Option(help="'different' also tries what makes it another training")] = "",
-    allow_network: Annotated[bool, typer.Option(help="let trials use the network")] = False,
-    accept_writes: Annotated[bool, typer.Option(help="go on where trials cannot be kept from writing files")] = False,
+    allow_network: AllowNetwork = False,
+    accept_writes: AcceptWrites = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="measure all anew, also what is known")] = False,
 ) -> int:
     """Find the fastest plan that is still the same training, and write it to hotlap.toml."""
     from rich.console import Console
 
+    from hotlap import choosing
     from hotlap import evidence as proofs
     from hotlap import plan as plans
+    from hotlap.catalogue import TECHNIQUES
     from hotlap.measure.tune import Wishes
     from hotlap.measure.tune import tune as measured
     from hotlap.report import folder, terminal
+    from hotlap.report.findings import NotTried
     from hotlap.report.live import LiveTrials
 
     if allow not in ("", "different"):
         raise HotlapError(f"--allow takes 'different', not {allow!r}")
-    target, console = _target(script, m), Console()
+    target, console = target_of(script, m), Console()
     target.check()
-    _check_writable(report, "name another folder with --report")
-    _check_writable(os.path.dirname(target.path), "hotlap.toml is written there")
+    folder.check_writable(report, "name another folder with --report")
+    folder.check_writable(os.path.dirname(target.path), "hotlap.toml is written there")
     plans.read(target.path), proofs.read(target.path)  # what cannot be kept is said before minutes are spent
     where = os.path.abspath(report)
-    wishes = Wishes(_seconds(budget), None, allow == "different", allow_network, accept_writes, where, fresh)
-    chosen, left_out = _chosen(only, skip)
+    wishes = Wishes(seconds_in(budget), None, allow == "different", allow_network, accept_writes, where, fresh)
+    chosen = choosing.chosen(listed(only), listed(skip))
+    left_out = [NotTried(one.id, "left out by --only or --skip") for one in TECHNIQUES if one not in chosen]
     _end_tidily_when_told_to()
     with LiveTrials(console, wishes.budget_seconds) as live:
         result, plan, evidence = measured(target, chosen, left_out, wishes, live)
@@ -146,7 +150,7 @@ def run(
     """Run the script the fast way: with its plan, or with the techniques you name."""
     from hotlap.drive import drive
 
-    target = _target(script, m)
+    target = target_of(script, m)
     target.check()
     if with_:
         from hotlap.applying import named
@@ -155,7 +159,9 @@ def run(
     elif no_plan:
         choices, words = [], "no plan wanted"
     else:
-        choices, words = _planned(target)
+        from hotlap.choosing import planned
+
+        choices, words = planned(target)
     # Run outside the command parser: see main.
     return functools.partial(drive, target, choices, words, quiet, not no_rewrite)
 
@@ -172,13 +178,13 @@ def check(
     """Read source and report speed and memory mistakes. Exit code 1 when it found something, 2 on error."""
     from dataclasses import asdict
 
-    from hotlap.catalogue import TECHNIQUES
+    from hotlap.catalogue import TECHNIQUES, find
     from hotlap.report import check as rendering
     from hotlap.report.findings import Finding
     from hotlap.source.check import check as spotted
 
-    names, others = _listed(only), _listed(skip)
-    found, troubles = spotted(paths, TECHNIQUES, names, others, doubtful, not no_cache, lambda name: _find(name).id)
+    names, others = listed(only), listed(skip)
+    found, troubles = spotted(paths, TECHNIQUES, names, others, doubtful, not no_cache, lambda name: find(name).id)
     findings = [Finding(**asdict(one)) for one in found]
     rules = [(one.id, one.summary) for one in TECHNIQUES if "spot" in one.verbs]
     if findings or not troubles or format != "text":  # "nothing found" is not true of what could not be read
@@ -198,19 +204,23 @@ def fix(
     skip: Skip = "",
 ) -> int:
     """Write the fixes into the source: safe ones, or exactly what a plan keeps."""
+    from hotlap.catalogue import find
+    from hotlap.choosing import planned_files, writable
     from hotlap.source.fix import fix_files, replace_file, unified_diff
 
-    planned = _planned_files(plan) if plan else {}
+    planned = planned_files(plan) if plan else {}
     if not paths and not plan:
         raise HotlapError("name the files or folders to fix, or a plan with --plan")
-    defaults = [] if plan else _defaults(only, skip)
+    defaults, missing = ([], {}) if plan else writable(listed(only), listed(skip))
+    for name, package in missing.items() if only else ():
+        _say(f"{name} is left out: what it writes needs {package}, which is not installed here")
     troubles: list[str] = []
     written: set[str] = set()
     fixed = 0
     wanted = (lambda path: planned.get(os.path.realpath(path), [])) if plan else (lambda path: defaults)
     given = paths or [os.path.relpath(path) for path in planned]
     is_measured = bool(plan)  # then nothing about it is doubtful any more
-    results = fix_files(given, wanted, unsafe or is_measured, troubles, lambda name: _find(name).id, is_measured)
+    results = fix_files(given, wanted, unsafe or is_measured, troubles, lambda name: find(name).id, is_measured)
     for source, result in results:
         written.update(result.techniques)
         if result.text == source.text:
@@ -261,20 +271,21 @@ def verify(
     script: Script,
     m: Module = False,
     speed: Annotated[bool, typer.Option("--speed", help="also measure the speed-up again, by a few pairs")] = False,
-    allow_network: Annotated[bool, typer.Option(help="let trials use the network")] = False,
-    accept_writes: Annotated[bool, typer.Option(help="go on where trials cannot be kept from writing files")] = False,
+    allow_network: AllowNetwork = False,
+    accept_writes: AcceptWrites = False,
 ) -> int:
     """Check a plan's parity again, here and now, against hotlap.proof.json. Exit code 1 when it fails."""
     from rich.console import Console
 
     from hotlap import evidence as proofs
     from hotlap import plan as plans
+    from hotlap.catalogue import find
     from hotlap.measure.verify import Wishes
     from hotlap.measure.verify import verify as verified
     from hotlap.report import terminal
     from hotlap.report.live import LiveTrials
 
-    target, console = _target(script, m), Console()
+    target, console = target_of(script, m), Console()
     target.check()
     plan, evidence = plans.read(target.path), proofs.read(target.path)
     if plan is None or not plan.entries:
@@ -284,7 +295,7 @@ def verify(
     wishes = Wishes(speed, allow_network, accept_writes)
     _end_tidily_when_told_to()
     with LiveTrials(console) as live:
-        result = verified(target, plan, plan.choices(_find), evidence, wishes, live)
+        result = verified(target, plan, plan.choices(find), evidence, wishes, live)
     console.print()
     console.print(terminal.verify(result))
     return 0 if result.passed else 1
@@ -300,14 +311,14 @@ def explain(
     from rich.markdown import Markdown
     from rich.table import Table
 
-    from hotlap.catalogue import TECHNIQUES
+    from hotlap.catalogue import TECHNIQUES, find
     from hotlap.explain import page, row
 
     console = Console()
     if as_json:
-        print(json.dumps([row(one) for one in ([_find(technique)] if technique else TECHNIQUES)], indent=1))
+        print(json.dumps([row(one) for one in ([find(technique)] if technique else TECHNIQUES)], indent=1))
     elif technique:
-        console.print(Markdown(page(_find(technique))))
+        console.print(Markdown(page(find(technique))))
     else:
         table = Table("technique", "saves from", "parity", "what you gain", box=None, pad_edge=False)
         for one in TECHNIQUES:
@@ -339,7 +350,7 @@ def main() -> None:
     """Exit codes: the script's own for `run` and `profile`; 0 or 1 where a command says so; 2 when hotlap could not do
     what was asked, with one sentence on stderr."""
     try:
-        result = app(_as_python_would(sys.argv[1:]), standalone_mode=False, prog_name="hotlap")
+        result = app(as_python_would(app, sys.argv[1:]), standalone_mode=False, prog_name="hotlap")
     except HotlapError as error:
         _say(str(error))
         sys.exit(2)
@@ -354,120 +365,6 @@ def main() -> None:
     if callable(result):
         result = result()
     sys.exit(result)
-
-
-def _as_python_would(arguments: list[str]) -> list[str]:
-    """After `-m NAME` everything belongs to the module, options too: say so to the parser."""
-    commands: Any = typer.main.get_command(app)
-    command = commands.commands.get(arguments[0]) if arguments else None
-    if command is None:
-        return arguments
-    values = {name for option in command.params if not getattr(option, "is_flag", True) for name in option.opts}
-    place = 1
-    while place < len(arguments) and arguments[place].startswith("-"):
-        if arguments[place] == "-m":
-            return [*arguments[: place + 1], "--", *arguments[place + 1 :]]
-        place += 2 if arguments[place] in values else 1
-    return arguments
-
-
-def _target(script: list[str], is_module: bool) -> Target:
-    from hotlap.observe.launch import Target
-
-    return Target(script[0], tuple(script[1:]), is_module)
-
-
-def _find(name: str) -> Technique:
-    from hotlap.catalogue import find
-
-    return find(name)
-
-
-def _chosen(only: str, skip: str) -> tuple[list[Technique], list[Any]]:
-    from hotlap.catalogue import TECHNIQUES
-    from hotlap.report.findings import NotTried
-
-    wanted = {_find(name).id for name in only.split(",") if name.strip()} or {one.id for one in TECHNIQUES}
-    unwanted = {_find(name).id for name in skip.split(",") if name.strip()}
-    chosen = [one for one in TECHNIQUES if one.id in wanted - unwanted]
-    left_out = [NotTried(one.id, "left out by --only or --skip") for one in TECHNIQUES if one not in chosen]
-    return chosen, left_out
-
-
-def _listed(names: str) -> list[str]:
-    return [name for name in names.split(",") if name.strip()]
-
-
-def _planned_files(plan: str) -> dict[str, list[Choice]]:
-    """What a hotlap.toml keeps, for each file its scripts are made of."""
-    from hotlap.plan import read_file
-    from hotlap.source.fix import reached_from
-
-    found: dict[str, list[Choice]] = {}
-    plans = read_file(plan)
-    if not plans:
-        raise HotlapError(f"{plan} holds no plan: run `hotlap tune` first")
-    for one in plans:
-        script = os.path.join(os.path.dirname(os.path.abspath(plan)), one.script)
-        for path in reached_from(script):
-            found.setdefault(os.path.realpath(path), one.choices(_find))
-    return found
-
-
-def _defaults(only: str, skip: str) -> list[Choice]:
-    from hotlap.technique import Choice
-
-    writing = [one for one in _chosen(only, skip)[0] if "rewrite" in one.verbs]
-    missing = {one.id: one.needs.package for one in writing if not _is_installed(one.needs.package)}
-    for name in missing if only else ():
-        _say(f"{name} is left out: what it writes needs {missing[name]}, which is not installed here")
-    return [Choice(one, one.default) for one in writing if one.id not in missing]
-
-
-def _is_installed(package: str | None) -> bool:
-    from importlib.util import find_spec
-
-    return not package or find_spec(package) is not None
-
-
-def _planned(target: Target) -> tuple[list[Choice], str]:
-    from hotlap import plan as plans
-    from hotlap.observe.machine import Machine
-
-    plan = plans.read(target.path)
-    if plan is None:
-        return [], "no plan for this script: `hotlap tune` makes one"
-    machine = Machine.read()
-    changed = plan.mismatches(target.path, shlex.join(target.arguments), machine.hardware, machine.torch)
-    words = f"{' and '.join(changed)} changed since it was tuned: tune again for a new proof" if changed else ""
-    return plan.choices(_find), words
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
-    if not match:
-        raise HotlapError(f"--budget takes a time such as 90s, 5m or 1h, not {text!r}")
-    return float(match[1]) * {"s": 1, None: 1, "m": 60, "min": 60, "h": 3600}[match[2]]
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise HotlapError(f"{path} cannot be written ({error.strerror}): name another place") from None
-
-
-def _check_writable(folder: str, advice: str) -> None:
-    """Before minutes are spent on something that could not be written down. Really tried, and nothing stays."""
-    place = os.path.abspath(folder)
-    while not os.path.exists(place):
-        place = os.path.dirname(place)
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise HotlapError(f"{folder} cannot be written ({error.strerror}): {advice}") from None
 
 
 def _end_tidily_when_told_to() -> None:

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 pytest.importorskip("simplejpeg")
 
 from hotlap.catalogue import find
-from hotlap.observe.run import FeedFacts, Making, Run
+from hotlap.observe.run import Run
+from hotlap.observe.scrutiny_facts import FeedFacts, Making
 from hotlap.parts import fast_jpeg, image_cache
 from hotlap.technique import Choice
 

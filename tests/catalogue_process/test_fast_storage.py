@@ -8,7 +8,7 @@ import pytest
 
 from hotlap.catalogue import fast_storage, find
 from hotlap.measure.candidates import Skipped, consider
-from hotlap.observe.data_folder import DataFolder
+from hotlap.observe.opened_images import DataFolder
 from hotlap.observe.run import Run
 from hotlap.parts.storage import ReadRate, Storage
 

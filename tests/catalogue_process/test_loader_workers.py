@@ -24,7 +24,8 @@ from hotlap.measure.candidates import Candidate, Skipped, consider
 from hotlap.measure.feeding import feeding
 from hotlap.observe import meters
 from hotlap.observe.bearing import open_handle
-from hotlap.observe.run import FeedFacts, LoaderFacts, Maker, Run
+from hotlap.observe.run import LoaderFacts, Run
+from hotlap.observe.scrutiny_facts import FeedFacts, Maker
 from hotlap.technique import Choice
 
 TWO = {"num_workers": 2}

@@ -8,7 +8,8 @@ import pytest
 
 from hotlap.catalogue import find
 from hotlap.measure.candidates import Skipped, consider
-from hotlap.observe.run import LayerFacts, LookFacts, Run
+from hotlap.observe.run import Run
+from hotlap.observe.scrutiny_facts import LayerFacts, LookFacts
 
 FIXTURES = Path(__file__).resolve().parent.parent / "catalogue"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hotlap.catalogue import find
-from hotlap.observe.run import InputFacts, LookFacts, RootFacts, Run
+from hotlap.observe.run import RootFacts, Run
+from hotlap.observe.scrutiny_facts import InputFacts, LookFacts
 from hotlap.source.module import Source
 
 DOUBLE = """

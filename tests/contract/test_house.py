@@ -23,7 +23,9 @@ MAY_IMPORT = {
     "explain": {"technique"},
     "drive": {"observe", "source"},
     "applying": {"catalogue", "technique", "plan", "observe"},  # the way in from Python: takes names, as cli does
-    "cli": {*ROOMS, "technique", "plan", "evidence", "explain", "drive", "applying"},
+    "choosing": {"catalogue", "technique", "plan", "observe", "source"},
+    "options": {"observe"},
+    "cli": {*ROOMS, "technique", "plan", "evidence", "explain", "drive", "applying", "choosing", "options"},
 }
 TORCHS_OWN = {"channels_last", "persistent_workers"}  # words of torch that two techniques share
 DRAWERS = {"utils", "util", "common", "core", "helpers", "helper", "base", "misc", "manager"}
@@ -84,6 +86,7 @@ def test_the_engine_knows_no_technique_by_name() -> None:
         ("observe/run.py", "import hotlap.measure.stats", "imports hotlap.measure.stats"),
         ("drive.py", "from hotlap.applying import named", "imports hotlap.applying"),
         ("evidence.py", "from hotlap.catalogue import find", "imports hotlap.catalogue"),
+        ("choosing.py", "from hotlap.measure.search import search", "imports hotlap.measure.search"),
         ("applying.py", "from hotlap.measure.tune import tune", "imports hotlap.measure.tune"),
     ],
 )

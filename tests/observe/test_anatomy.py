@@ -4,21 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hotlap.observe.anatomy import (
-    BACKWARD,
-    COPY,
-    DRAW,
-    END,
-    FORWARD,
-    JUDGED,
-    LOOK,
-    OWN,
-    STARTED,
-    SYNC,
-    UPDATE,
-    Event,
-    anatomy,
-)
+from hotlap.observe.anatomy import anatomy
+from hotlap.observe.events import BACKWARD, COPY, DRAW, END, FORWARD, JUDGED, LOOK, OWN, STARTED, SYNC, UPDATE, Event
 from hotlap.observe.run import SHARES
 
 TRAIN, VALID, OTHER, MODEL, ADAM, SGD = 11, 12, 13, 21, 31, 32

@@ -28,7 +28,7 @@ from hotlap.observe.feed_record import feed_facts
 from hotlap.observe.feeding import Feeding
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
-from hotlap.observe.run import FeedFacts
+from hotlap.observe.scrutiny_facts import FeedFacts
 from hotlap.observe.stacks import Labels, stack_below
 from hotlap.observe.whose import is_users
 

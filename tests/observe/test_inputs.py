@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hotlap.observe.inputs import Inputs
-from hotlap.observe.run import InputFacts
+from hotlap.observe.scrutiny_facts import InputFacts
 
 
 class Net(nn.Module):

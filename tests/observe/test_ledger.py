@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hotlap.observe.anatomy import DRAW, UPDATE, Event
 from hotlap.observe.device_clock import DeviceClock
+from hotlap.observe.events import DRAW, UPDATE, Event
 from hotlap.observe.ledger import Ledger, read_events
 
 

@@ -27,7 +27,7 @@ from hotlap.observe.look.shape import is_elementwise, notes, remarks, unequal_tr
 from hotlap.observe.look.timeline import Kernel, Node, Op, device_seconds, idle_seconds, nest, pieces
 from hotlap.observe.look.timing import Trace, _read, times
 from hotlap.observe.look.tracks import Top, Tracks
-from hotlap.observe.run import LayerFacts, LookFacts
+from hotlap.observe.scrutiny_facts import LayerFacts, LookFacts
 
 STEPS_OF_A_LOOK = 5
 Step = Callable[[], object]

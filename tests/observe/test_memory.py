@@ -12,7 +12,7 @@ from torch import nn
 
 from hotlap.observe import memory
 from hotlap.observe.memory import Memory, batch_that_fits, free_memory, trend
-from hotlap.observe.run import GrowthFacts, MemoryFacts
+from hotlap.observe.scrutiny_facts import GrowthFacts, MemoryFacts
 
 MIB = 2**20
 
@@ -102,7 +102,7 @@ def test_readings_are_taken_early_and_then_now_and_then() -> None:
 
 
 def test_readings_are_thinned_but_span_the_run(monkeypatch) -> None:
-    monkeypatch.setattr(memory, "_resident_bytes", lambda: 1)
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 1)
     watched = Memory()
     for step in range(1, 100_001):
         watched.step(step)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hotlap.parts.shared_blocks import SharedBlocks
 from hotlap.parts.shared_pool import SharedPool, _digest
 
 FORK = multiprocessing.get_context("fork")
@@ -242,15 +243,15 @@ def test_a_value_overwritten_while_it_is_copied_is_a_miss(monkeypatch: pytest.Mo
     """Without the look at the generation this reads the other value under its key."""
     pool = SharedPool(128)
     pool.put(b"a", b"a" * 128)
-    runs = SharedPool._runs
+    runs = SharedBlocks.runs
 
     def overwritten_meanwhile(self, first):
         views = runs(self, first)
-        self._evict(self._slot(_digest(b"a")))
-        self._written(memoryview(b"b" * 128), 2)
+        pool._evict(pool._slot(_digest(b"a")))
+        self.take(memoryview(b"b" * 128))
         return views
 
-    monkeypatch.setattr(SharedPool, "_runs", overwritten_meanwhile)
+    monkeypatch.setattr(SharedBlocks, "runs", overwritten_meanwhile)
     assert pool.get(b"a") is None
     assert (pool.hits, pool.misses) == (0, 1)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hotlap.report.findings import (
-    SHARES as NAMES,
-)
-from hotlap.report.findings import (
+from hotlap.report.findings import Facts
+from hotlap.report.profile_findings import SHARES as NAMES
+from hotlap.report.profile_findings import (
     Bound,
-    Facts,
     Feeding,
     Growth,
     Input,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hotlap.report import anatomy, folder, wording
-from hotlap.report.findings import Bound, Growth, Sync
+from hotlap.report.profile_findings import Bound, Growth, Sync
 
 from . import samples
 

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from hotlap.report.compare import CAVEAT, compare
-from hotlap.report.findings import Growth, ProfileReport, Sync
+from hotlap.report.profile_findings import Growth, ProfileReport, Sync
 from hotlap.report.terminal import to_text
 
 from . import samples

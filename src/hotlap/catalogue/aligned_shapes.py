@@ -67,6 +67,8 @@ class AlignedShapes(Technique):
     def apply(self, patch: Patch, setting: Setting) -> None:
         from torch import nn
 
+        from hotlap.observe.slot import fill_slot
+
         multiple = int(setting["multiple"])
 
         def found(root: Any) -> None:
@@ -75,7 +77,7 @@ class AlignedShapes(Technique):
             for layer in root.modules():
                 is_head = type(layer) is nn.Linear and layer.out_features >= SMALLEST and layer.out_features % _PIECE
                 if is_head and layer is not root and vars(layer).get("_compiled_call_impl") is None:
-                    patch.joints.fill_slot(patch, layer, call)
+                    fill_slot(patch, layer, call)
 
         def call(proceed: Any, layer: Any, args: Any, kwargs: Any) -> Any:
             if kwargs or len(args) != 1 or any(getattr(layer, name) for name in _HOOKS):

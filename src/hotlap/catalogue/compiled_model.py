@@ -109,6 +109,7 @@ class CompiledModel(Technique):
     def apply(self, patch: Patch, setting: Setting) -> None:
         from torch import nn
 
+        from hotlap.observe.slot import fill_slot
         from hotlap.parts.repeated_blocks import repeated_blocks
 
         joints, mode = patch.joints, str(setting["mode"])
@@ -127,7 +128,7 @@ class CompiledModel(Technique):
             for alike in repeated_blocks(root):
                 shared = _Compiled(patch, mode, root)
                 for block in alike:
-                    joints.fill_slot(patch, block, shared)
+                    fill_slot(patch, block, shared)
 
         if setting.get("part") == BLOCK:
             patch.at(joints.root_found, found)

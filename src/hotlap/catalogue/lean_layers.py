@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from hotlap.technique import CannotHelp, Family, Parity, Technique, Try
 
 if TYPE_CHECKING:
-    from hotlap.observe.run import LayerFacts, LookFacts, Run
+    from hotlap.observe.run import Run
+    from hotlap.observe.scrutiny_facts import LayerFacts, LookFacts
 
 _NAMED = 3
 _FELT = 0.01  # of the layers' time: less is not worth a word

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from hotlap.technique import CannotHelp, Family, Parity, Technique, Try
 
 if TYPE_CHECKING:
-    from hotlap.observe.run import Run, UnusedFacts
+    from hotlap.observe.run import Run
+    from hotlap.observe.scrutiny_facts import UnusedFacts
 
 _NAMED = 3
 

@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Iterable
 from typing import Literal
 
-from hotlap.observe.run import LayerFacts, LookFacts, Run, shares
+from hotlap.observe.run import Run, shares
+from hotlap.observe.scrutiny_facts import LayerFacts, LookFacts
 from hotlap.report import figures
-from hotlap.report.findings import Bound, By
+from hotlap.report.profile_findings import Bound, By
 
 _BUSY = 0.85  # a device this busy leaves nothing to gain by feeding it faster
 _MOST = 0.4  # a share of the host's time that decides without a closer look

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from hotlap.observe.run import FeedFacts, LoaderFacts, Run
+from hotlap.observe.run import LoaderFacts, Run
+from hotlap.observe.scrutiny_facts import FeedFacts
 from hotlap.report import figures
-from hotlap.report.findings import Feeding, Making, Worker
+from hotlap.report.profile_findings import Feeding, Making, Worker
 
 _HARDLY = 0.05  # a share of the step not worth a word
 _STARVED = 0.2  # of its making time a process stood without a core

@@ -31,16 +31,17 @@ from hotlap.measure.pace import pace
 from hotlap.measure.scrutinised import growth, inputs, layers, memory
 from hotlap.measure.trial import Trial, read_trial
 from hotlap.measure.tune import facts
-from hotlap.observe.anatomy import Event
+from hotlap.observe.events import Event
 from hotlap.observe.feed_record import feed_facts
 from hotlap.observe.launch import Target
 from hotlap.observe.ledger import read_events
 from hotlap.observe.machine import load_nvml
 from hotlap.observe.memory import batch_that_fits, trend
-from hotlap.observe.run import LookFacts, Run, shares
+from hotlap.observe.run import Run, shares
+from hotlap.observe.scrutiny_facts import LookFacts
 from hotlap.records import to_json
 from hotlap.report import figures
-from hotlap.report.findings import ProfileReport, Sync, Unused, Verdict
+from hotlap.report.profile_findings import ProfileReport, Sync, Unused, Verdict
 from hotlap.technique import Technique
 
 _GRACE_SECONDS = 10.0  # for a script that swallows being stopped, and trains on

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hotlap.measure.bound import layer_bound, least_seconds
-from hotlap.observe.run import InputFacts, LayerFacts, LookFacts, MemoryFacts
+from hotlap.observe.scrutiny_facts import InputFacts, LayerFacts, LookFacts, MemoryFacts
 from hotlap.report import figures
-from hotlap.report.findings import Growth, Input, Layer
+from hotlap.report.profile_findings import Growth, Input, Layer
 
 _LAYERS = 200
 _CENTRED, _SPREAD = 1.0, (0.1, 5.0)  # what is grossly off mean 0 and spread 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hotlap.observe.anatomy import Event, anatomy, host_spans
+from hotlap.observe.anatomy import anatomy, host_spans
+from hotlap.observe.events import Event
 from hotlap.report.trace import Span, Trace
 
 

@@ -17,8 +17,8 @@ from hotlap.measure.draws import Draws
 from hotlap.measure.lineup import Lineup
 from hotlap.measure.order import Role
 from hotlap.measure.states import gradients, norm, parameters
-from hotlap.observe.anatomy import Trips
 from hotlap.observe.patch import Patch
+from hotlap.observe.trips import Trips
 
 FORCED_STEPS = (1, 2, 3, 6, 12, 18, 21)  # most of them when what starts late, like compiling, is at work
 _PROBE_ELEMENTS = 64 << 20  # larger models are compared by batches, losses and norms alone

@@ -7,31 +7,20 @@ Evaluation (a loader whose batches are never followed by a backward) is cut out,
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from hotlap.observe.events import BACKWARD, COPY, DRAW, END, FORWARD, JUDGED, LOOK, OWN, STARTED, SYNC, UPDATE, Event
 from hotlap.observe.run import SHARES
+from hotlap.observe.trips import BY_HAND_AFTER, Trips
 
-DRAW, END, FORWARD, BACKWARD, UPDATE, COPY, SYNC, STARTED, JUDGED, OWN, LOOK = range(11)
-# JUDGED: a forward without training; OWN: hotlap at work between two steps; LOOK: steps under a closer look
 _SHARE_OF = {DRAW: "wait", END: "wait", FORWARD: "forward", JUDGED: "forward", BACKWARD: "backward", UPDATE: "update"}
 _SHARE_OF |= {COPY: "copy", SYNC: "sync", STARTED: "wait"}
 _TRAINS = (BACKWARD, UPDATE)
 _PHASES = (FORWARD, BACKWARD, UPDATE)  # these are marked on the device's clock, all of a step's or none
 _SMALL_CUT = 0.05  # of a step
 JUDGEMENTS = 4  # in a row, without a loader, make an evaluation
-BY_HAND_AFTER = 8  # backwards without an update or a training loader
-
-
-class Event(NamedTuple):
-    kind: int
-    key: int  # which loader, root or optimizer
-    start: float
-    end: float
-    device_start: float | None = None  # when the device got to its start and to its end, where that was marked
-    device_end: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,77 +50,6 @@ class _Window(NamedTuple):
     end: float
     device_start: float | None
     device_end: float | None
-
-
-class Trips:
-    """Follows a training loop as it happens and tells when a trip round it is over: when a training loader is asked
-    again after training; without a training loader, when an optimizer updates again that already has.
-
-    A loader trains if a backward or an update follows its draw, unless an evaluation used the batch up, or the loader
-    ended, before that."""
-
-    def __init__(self, trainers: Iterable[int] = ()) -> None:
-        self.trainers = set(trainers)
-        self.drawn: set[int] = set()  # loaders drawn from in this trip
-        self._known: set[int] = set()
-        self._unused: list[int] = []  # drawn since the last backward, and not judged
-        self._used = self._trained = False
-        self._cycle: set[int] = set()
-        self._backwards = 0
-
-    def started(self, key: int) -> bool:
-        """A new loader begins a new trip; one that starts again before it trained takes its draw back."""
-        is_new = key not in self._known
-        self._known.add(key)
-        if is_new:
-            self._unused = []
-        if self._trained:
-            return is_new and bool(self.trainers) and self._over()
-        if is_new or key in self.drawn:
-            self.drawn.clear()
-        return False
-
-    def asked(self, key: int) -> bool:
-        return self._trained and key in self.drawn and key in self.trainers and self._over()
-
-    def drew(self, key: int) -> None:
-        if self._used or key in self._unused:
-            self._unused, self._used = [], False
-        self._unused.append(key)
-        self.drawn.add(key)
-
-    def ended(self, key: int) -> None:
-        if key in self._unused:
-            self._unused.remove(key)
-        if not self._trained and key in self.drawn:
-            self.drawn.clear()
-
-    def judged(self) -> None:
-        self._unused = []
-
-    def trained(self) -> None:
-        self._trained = True
-        if not self._used:
-            self.trainers.update(self._unused)
-            self._used = True
-
-    def went_back(self) -> bool:
-        """After a backward: over where neither a loader nor an optimizer tells of trips, which takes some to see."""
-        self._backwards += 1
-        return self._backwards > BY_HAND_AFTER and not self.trainers and not self._cycle
-
-    def updated(self, key: int) -> bool:
-        self.trained()
-        if self.trainers:
-            return False
-        is_over = key in self._cycle
-        self._cycle = {key} if is_over else self._cycle | {key}
-        return is_over
-
-    def _over(self) -> bool:
-        self._trained = False
-        self.drawn.clear()
-        return True
 
 
 def anatomy(events: list[Event]) -> Anatomy:

@@ -12,7 +12,8 @@ from typing import Any
 
 from hotlap.observe.look.shape import odd_sizes
 from hotlap.observe.roots import RootFinder
-from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts, SizeFacts, UnusedFacts
+from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts, SizeFacts
+from hotlap.observe.scrutiny_facts import UnusedFacts
 from hotlap.parts.compilable import why_not_compiled
 from hotlap.parts.repeated_blocks import repeated_blocks
 

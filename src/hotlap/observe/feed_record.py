@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.observe.meters import shm_room
-from hotlap.observe.run import FeedFacts, Maker, Making
+from hotlap.observe.scrutiny_facts import FeedFacts, Maker, Making
 from hotlap.observe.stacks import COLLATE, OWN, Label
 
 

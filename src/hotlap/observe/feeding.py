@@ -19,21 +19,19 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from hotlap.observe.batches import batch_samples, ready_batches, shared_length, tensor_sizes
+from hotlap.observe.batches import batch_samples, ready_batches
+from hotlap.observe.feed_ledger import LOOKED_AT, FeedLedger
 from hotlap.observe.feed_record import feed_facts
 from hotlap.observe.meters import Meter, Reading, resident_bytes, shm_room, thread_asked_bytes
 from hotlap.observe.patch import Patch
-from hotlap.observe.run import FeedFacts
-from hotlap.observe.stacks import Label, Labels, stack_below
+from hotlap.observe.scrutiny_facts import FeedFacts
+from hotlap.observe.stacks import stack_below
 
 clock = time.perf_counter
 
 _SAMPLE_SECONDS = 0.005  # on average
 _SWITCH_SECONDS = 0.0001  # how soon a thread that makes a batch lets the sampler in
 _WRITE_SECONDS = 0.5
-_LOOKED_AT = 8  # batches whose size is taken
-_WATCHED = 16  # of quick batches one in so many is watched, and of short ones metered, for all of them
-_QUICK_SECONDS, _SHORT_SECONDS = 0.0005, 0.005
 
 
 class Feeding:
@@ -78,7 +76,7 @@ class Feeding:
 
     def _batch_drawn(self, proceed: Any, iterator: Any) -> Any:
         workers = getattr(iterator, "_num_workers", 0)
-        if not workers and iterator._num_yielded > _LOOKED_AT:
+        if not workers and iterator._num_yielded > LOOKED_AT:
             return proceed(iterator)
         depth = ready_batches(iterator) if workers else 0
         batch = proceed(iterator)
@@ -86,7 +84,7 @@ class Feeding:
         ledger = process.ledger(iterator._dataset)
         if workers:
             ledger.drew(iterator, depth)
-        if len(ledger.batch_bytes) < _LOOKED_AT:
+        if len(ledger.batch_bytes) < LOOKED_AT:
             ledger.look_at(batch)
         process.told()
         return batch
@@ -106,63 +104,12 @@ class Feeding:
             self._process = None
 
 
-class _Ledger:
-    """What one process did for one data set."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset, self.name = id(dataset), type(dataset).__name__
-        self.labels = Labels(_Collating.__call__.__code__)
-        self.fetcher: Any = lambda: None
-        self.seen: dict[Label, float] = {}  # samples, by weight
-        self.batches = self.samples = self.passed = self.unmetered = 0
-        self.sizes: list[int] = []
-        self.seconds = self.collate_seconds = 0.0
-        self.read_bytes = self.asked_bytes = 0
-        self.waited_seconds = 0.0
-        self.draws = self.draws_from_empty = self.depths = self.capacity = 0
-        self.batch_bytes: list[int] = []
-        self.drawn_samples = 0
-        self.unwatched = ""
-
-    def passes(self) -> bool:
-        """Whether the next batch is one of the quick ones for which another stands."""
-        is_quick = self.batches >= _WATCHED and self.seconds < _QUICK_SECONDS * self.batches
-        if is_quick and self.passed < _WATCHED - 1:
-            self.passed += 1
-            return True
-        return False
-
-    def made(self, samples: int, weight: int) -> None:
-        self.samples += samples * weight
-        if len(self.sizes) < _LOOKED_AT:
-            self.sizes.append(samples)
-
-    def drew(self, iterator: Any, depth: int) -> None:
-        if not self.draws:
-            self.capacity = iterator._num_workers * iterator._prefetch_factor
-            method = getattr(getattr(iterator._workers[0], "_popen", None), "method", "fork")
-            if method != "fork":
-                self.unwatched = f"workers are started by {method}, which cannot be looked into"
-        self.draws += 1
-        self.depths += depth
-        self.draws_from_empty += not depth
-
-    def look_at(self, batch: Any) -> None:
-        self.batch_bytes.append(sum(size for size, _ in tensor_sizes(batch)))
-        self.drawn_samples = self.drawn_samples or shared_length(batch)
-
-    def record(self) -> dict[str, Any]:
-        skipped = ("labels", "fetcher", "seen")
-        plain = {name: value for name, value in vars(self).items() if name not in skipped}
-        return plain | {"seen": [[*label, weight] for label, weight in list(self.seen.items())]}
-
-
 class _Task:
     """A batch in the making."""
 
     __slots__ = ("before", "collate_seconds", "ledger", "since", "weight")
 
-    def __init__(self, ledger: _Ledger, weight: int, before: Reading | None) -> None:
+    def __init__(self, ledger: FeedLedger, weight: int, before: Reading | None) -> None:
         self.ledger, self.weight, self.before = ledger, weight, before
         self.collate_seconds = 0.0
         self.since = clock()
@@ -200,7 +147,7 @@ class _Process:
         self.pid, self.worker = pid, -1 if info is None else info.id
         self.making: dict[int, _Task] = {}
         self._code = code
-        self._ledgers: dict[int, _Ledger] = {}
+        self._ledgers: dict[int, FeedLedger] = {}
         self._path = os.path.join(folder, f"feed-{pid}-{time.monotonic_ns()}.json")  # pids come again
         self._meter = Meter()
         self._written = float("-inf")
@@ -211,10 +158,10 @@ class _Process:
         self._shm_free = sys.maxsize
         self._at_exit: Any = None
 
-    def ledger(self, dataset: Any) -> _Ledger:
+    def ledger(self, dataset: Any) -> FeedLedger:
         found = self._ledgers.get(id(dataset))
         if found is None:
-            found = self._ledgers[id(dataset)] = _Ledger(dataset)
+            found = self._ledgers[id(dataset)] = FeedLedger(dataset, _Collating.__call__.__code__)
         return found
 
     # round each batch: only some microseconds ------------------------------------------------------------------------
@@ -228,9 +175,7 @@ class _Process:
         if not self._has_started:
             self._start()
         weight, ledger.passed = ledger.passed + 1, 0
-        is_short = ledger.batches >= _WATCHED and ledger.seconds < _SHORT_SECONDS * ledger.batches
-        is_metered = not is_short or ledger.unmetered >= _WATCHED - weight
-        before = self._meter.read(thread, self._own_asked) if is_metered else None
+        before = self._meter.read(thread, self._own_asked) if ledger.meters(weight) else None
         if not self.making:
             now = sys.getswitchinterval()
             if abs(now - _SWITCH_SECONDS) > 1e-6:

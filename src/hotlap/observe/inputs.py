@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hotlap.observe.run import InputFacts
+from hotlap.observe.scrutiny_facts import InputFacts
 
 _SHAPES_LISTED, _SHAPES_COUNTED = 8, 1000
 _ROOTS, _TENSORS, _LOOKS = 64, 32, 16

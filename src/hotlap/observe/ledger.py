@@ -10,7 +10,7 @@ import struct
 import weakref
 from collections.abc import Callable
 
-from hotlap.observe.anatomy import Event
+from hotlap.observe.events import Event
 
 _CAPACITY = 100_000
 _HEAD = struct.Struct("<qq")  # how many were ever written, how many there is room for

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import resource
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.observe.machine import _groups, _text, usable_memory
-from hotlap.observe.run import GrowthFacts, MemoryFacts
+from hotlap.observe.meters import peak_resident_bytes, resident_bytes
+from hotlap.observe.scrutiny_facts import GrowthFacts, MemoryFacts
 
 _EVERY = 16  # steps between readings, once the first few are taken
 _READINGS = 256  # at most; then every other goes, and they are taken half as often
@@ -40,7 +39,7 @@ class Memory:
         if (index is not None) is not self._was_on_device:
             self._was_on_device = index is not None
             self.levels.clear()  # resident bytes until CUDA was started: another quantity
-        level = _resident_bytes() if index is None else _stat(index, "allocated_bytes", "current")
+        level = resident_bytes() if index is None else _stat(index, "allocated_bytes", "current")
         self.levels.append([count, level])
         if len(self.levels) > _READINGS:
             self._every *= 2
@@ -119,7 +118,7 @@ def batch_that_fits(facts: MemoryFacts, batch: int) -> int | None:
 def free_memory(root: Path = Path("/")) -> int:
     """Bytes this process could still take: what the system has, cut by what its control groups leave."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    left = [int(found[1]) * 1024 if found else _psutil().virtual_memory().available]
+    left = [int(found[1]) * 1024 if found else _available_bytes()]
     for group in _groups(root, "memory"):
         for limit_name, used_name in (
             ("memory.max", "memory.current"),
@@ -198,19 +197,10 @@ def _device_levels(device: str) -> tuple[int, int, int, int]:
 
 
 def _process_levels() -> tuple[int, int, int, int]:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, 0, usable_memory(), free_memory()
+    return peak_resident_bytes(), 0, usable_memory(), free_memory()
 
 
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return int(_psutil().Process().memory_info().rss)
-
-
-def _psutil() -> Any:
+def _available_bytes() -> int:
     import psutil
 
-    return psutil
+    return int(psutil.virtual_memory().available)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from hotlap.observe.anatomy import Event, anatomy
+from hotlap.observe.anatomy import anatomy
+from hotlap.observe.events import Event
 from hotlap.observe.run import Run
 from hotlap.observe.waits import Site, sync_facts
 

@@ -10,14 +10,16 @@ import sys
 import time
 from typing import Any
 
-from hotlap.observe import anatomy as at
+from hotlap.observe import events as at
+from hotlap.observe.anatomy import host_spans
 from hotlap.observe.feeding import Feeding
 from hotlap.observe.inputs import Inputs
 from hotlap.observe.leaks import Leaks
 from hotlap.observe.look import Look, why_not
 from hotlap.observe.memory import Memory
 from hotlap.observe.patch import Patch
-from hotlap.observe.run import LookFacts, MemoryFacts, Run
+from hotlap.observe.run import Run
+from hotlap.observe.scrutiny_facts import LookFacts, MemoryFacts
 from hotlap.observe.watch import Watch
 
 clock = time.perf_counter
@@ -84,7 +86,7 @@ class Scrutiny:
         self._is_looking = False
         self._look.close()
         self._watch.ledger.ended(self._number, end)
-        spans = at.host_spans(self._watch.ledger.events(), self._began, end)
+        spans = host_spans(self._watch.ledger.events(), self._began, end)
         self._found = dataclasses.replace(self._look.facts(spans), inputs=self._inputs.facts())
 
     def _root_called(self, proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:

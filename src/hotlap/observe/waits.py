@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hotlap.observe import anatomy as at
-from hotlap.observe import joints
+from hotlap.observe import events as at
+from hotlap.observe import joint, stand_ins
+from hotlap.observe.anatomy import Anatomy
 from hotlap.observe.device_clock import DeviceClock, Mark
 from hotlap.observe.ledger import Ledger, in_forked_child
 from hotlap.observe.patch import Patch
@@ -25,7 +26,7 @@ _NAMES |= {"__format__": "print", "__getitem__": "boolean index", "__setitem__":
 _SITES_KEPT = 4096
 _ASKED = 8
 _MASKS_AWAITED = 24  # steps
-_JOINTS = joints.__file__
+_OF_JOINTS = (joint.__file__, stand_ins.__file__, __file__)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Waits:
     def _site(self, name: str, on_device: bool, copied: Any = None) -> int | None:
         """The number of the line that called; None where that was hotlap, or a library reading its own numbers."""
         caller: Any = sys._getframe(2)
-        while caller.f_code.co_filename in (_JOINTS, __file__):  # the joint, and the method that was replaced
+        while caller.f_code.co_filename in _OF_JOINTS:  # the joint, and the method that was replaced
             caller = caller.f_back
         path = caller.f_code.co_filename
         if is_ours(path) or not (on_device or is_users(path)):
@@ -141,7 +142,7 @@ def is_on_device(thing: Any) -> bool:
         return False
 
 
-def sync_facts(sites: list[Site], events: list[at.Event], parts: at.Anatomy) -> list[SyncFacts]:
+def sync_facts(sites: list[Site], events: list[at.Event], parts: Anatomy) -> list[SyncFacts]:
     """What each line cost in the training steps, in how many of them, and how often it came in evaluation."""
     found: dict[int, list[float]] = {}  # count, steps, seconds, the last step it was in, count in evaluation
     spans = iter([*parts.steps, None])

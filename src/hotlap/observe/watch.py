@@ -6,82 +6,35 @@ and models are is written down now and then, and the latest word counts once the
 from __future__ import annotations
 
 import dataclasses
-import mmap
 import os
-import resource
-import struct
 import sys
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident, main_thread
 from typing import Any
 
-from hotlap.observe import anatomy as at
-from hotlap.observe.batches import tensor_sizes
-from hotlap.observe.bearing import why_no_workers
+from hotlap.observe import events as at
 from hotlap.observe.compiling import compiled_facts
-from hotlap.observe.data_folder import DataFolder
-from hotlap.observe.dataset_state import dataset_state
 from hotlap.observe.device_clock import DeviceClock, Mark
-from hotlap.observe.facts import elements, global_generators, loader_facts, optimizer_facts, root_facts, start_method
+from hotlap.observe.facts import elements, optimizer_facts, root_facts
 from hotlap.observe.ledger import Ledger, in_forked_child
-from hotlap.observe.memory import free_memory
-from hotlap.observe.meters import shm_room
+from hotlap.observe.loaders import DRAWS_LOOKED_AT, Loaders
+from hotlap.observe.met import Met
+from hotlap.observe.opened_images import OpenedImages
 from hotlap.observe.patch import Patch
+from hotlap.observe.process import Process
 from hotlap.observe.record import Snapshot, complete
 from hotlap.observe.run import Run
+from hotlap.observe.trips import Trips
 from hotlap.observe.waits import Waits
 
 clock = time.perf_counter
 
 _LOSSES_KEPT = 4096
-_OBJECTS_KEPT = 256  # loaders, optimizers and roots each
-_DRAWS_PROBED = 5
-_DRAWS_LOOKED_AT = (1, 2, 4, 8, 16, 32, 64, 128)
 _UPDATES_LOOKED_AT = 8  # for gradients: generator and discriminator take turns
-_SLOTS = 64
 _ALL_MARKED, _MARKED = 16, 8  # the first steps, then one in so many: a mark costs the host some microseconds
 _OWN_SECONDS = 20e-6  # what takes hotlap longer than this between two steps is cut out of them
-
-
-class Met:
-    """Objects of the script's by their numbers in the ledger, weakly held, with the latest facts about each."""
-
-    def __init__(self) -> None:
-        self._facts: dict[int, Any] = {}
-        self._references: dict[int, weakref.ref[Any]] = {}
-
-    def add(self, key: int, thing: Any) -> None:
-        known = self._references.get(key)
-        if known is None or known() is not thing:
-            if len(self._references) >= _OBJECTS_KEPT:
-                oldest = next(iter(self._references))
-                self._references.pop(oldest)
-                self._facts.pop(oldest, None)
-            self._references[key] = weakref.ref(thing)
-            if known is not None:
-                self._facts.pop(key, None)  # of one that is gone, whose number came round again
-
-    @property
-    def facts(self) -> dict[int, Any]:
-        """In the order in which they were met."""
-        return {key: self._facts[key] for key in self._references if key in self._facts}
-
-    def alive(self) -> list[tuple[int, Any]]:
-        found = [(key, reference()) for key, reference in self._references.items()]
-        return [(key, thing) for key, thing in found if thing is not None]
-
-    def refresh(self, describe: Callable[[Any], Any]) -> None:
-        for key, thing in self.alive():
-            self._facts[key] = describe(thing)
-
-    def describe(self, key: int, thing: Any, describe: Callable[[Any], Any]) -> None:
-        """At once, and only the first time: a loader may die while its iterator lives on."""
-        self.add(key, thing)
-        if key not in self._facts:
-            self._facts[key] = describe(thing)
 
 
 class Watch:
@@ -97,36 +50,28 @@ class Watch:
         self._on_step = on_step
         self._thread, self._has_trained = get_ident(), False
         self._draws_with_gradients = False
-        self._launched = clock()
-        self._cpu_before = _cpu_seconds()
+        self._process = Process()
         self._first_draw: float | None = None
         self.ledger = Ledger(os.path.join(folder, "events") if folder else "")
         self._device = DeviceClock(self.ledger)
         self._closely, self._marks = closely, closely  # whether this step is marked at every joint
         self._losses: deque[Any] = deque(maxlen=_LOSSES_KEPT)
-        self._loaders, self._optimizers, self._roots = Met(), Met(), Met()
+        self._loaders, self._optimizers, self._roots = Loaders(), Met(), Met()
         self._counts: dict[int, int] = {}
-        self._random: dict[int, bool] = {}
         self._closures: set[int] = set()
-        self._datasets: dict[int, int] = {}
-        self._changing: set[int] = set()
-        self._batch_bytes: dict[int, int] = {}
-        self._no_workers: dict[int, str] = {}
-        self._probes: dict[int, int] = {}
-        self._trips = at.Trips()
+        self._trips = Trips()
         self._updating: dict[int, tuple[float, Any]] = {}  # the optimizers at work, since when
         self._updates = 0
         self._refresh_at = 8
         self._weights: tuple[str, int] = ("cpu", 0)  # where they live, and their bytes
-        self._images = mmap.mmap(-1, 8 * _SLOTS)  # shared with forked workers
-        self._data_folder = DataFolder()
+        self._images = OpenedImages()
         self._compiles = self._anomaly_mode = False
         self._joints = joints = patch.joints
         patch.at(joints.loader_built, self._loader_built)
         patch.at(joints.loader_started, self._loader_started)
         patch.at(joints.batch_drawn, self._batch_drawn)
-        patch.at(joints.image_opened, self._image_opened)
-        patch.at(joints.image_read, self._image_opened)
+        patch.at(joints.image_opened, self._images.opened)
+        patch.at(joints.image_read, self._images.opened)
         patch.at(joints.optimizer_built, self._optimizer_built)
         patch.at(joints.root_found, self._root_found)
         patch.at(joints.root_called, self._root_called, depth=-1)
@@ -147,17 +92,17 @@ class Watch:
 
     def _loader_built(self, proceed: Any, loader: Any, bound: Any) -> None:
         proceed(loader, bound)
-        self._loaders.add(id(loader._index_sampler), loader)
+        self._loaders.add(loader)
 
     def _loader_started(self, loader: Any) -> None:
         if get_ident() != self._thread:
             return
         now = clock()
         key = id(loader._index_sampler)
-        self._own(self._loaders.describe, key, loader, loader_facts)
-        if key not in self._no_workers:  # before the first draw, which may open files
-            self._own(self._ask_for_workers, key, loader)
-        self._datasets.pop(key, None)  # between epochs it may change
+        self._own(self._loaders.describe, key, loader)
+        if key not in self._loaders.no_workers:  # before the first draw, which may open files
+            self._own(self._loaders.ask_for_workers, key, loader)
+        self._loaders.forget_dataset(key)
         if self._trips.started(key):
             self._boundary()
         self.ledger.note(at.STARTED, key, now, now)
@@ -168,7 +113,7 @@ class Watch:
         key = id(iterator._index_sampler)
         if self._trips.asked(key):
             self._boundary()
-        before = _generators() if self._is_probed(key, iterator) else None
+        before = self._loaders.generators(key, iterator)
         mark = self._device.mark()
         start = clock()
         if self._first_draw is None:
@@ -178,7 +123,7 @@ class Watch:
         except StopIteration:
             self._trips.ended(key)
             self._device.put(self.ledger.note(at.END, key, start, clock()), mark)
-            self._own(self._look_at_dataset, key, iterator)
+            self._own(self._loaders.look_at_dataset, key, iterator)
             raise
         end = clock()
         self._trips.drew(key)
@@ -189,43 +134,13 @@ class Watch:
         elif self._draws_with_gradients:  # drawn for an evaluation, whatever calls the model there
             self._trips.judged()
             self.ledger.note(at.JUDGED, 0, end, end)
-        if iterator._num_yielded in _DRAWS_LOOKED_AT:
-            self._own(self._look_at_dataset, key, iterator)
-        if key not in self._batch_bytes:
-            self._own(self._weigh, key, batch)
+        if iterator._num_yielded in DRAWS_LOOKED_AT:
+            self._own(self._loaders.look_at_dataset, key, iterator)
+        if key not in self._loaders.batch_bytes:
+            self._own(self._loaders.weigh, key, batch)
         if before is not None:
-            self._own(self._compare_generators, key, before)
+            self._own(self._loaders.compare_generators, key, before)
         return batch
-
-    def _ask_for_workers(self, key: int, loader: Any) -> None:
-        method, carried = start_method(loader.multiprocessing_context), (loader.collate_fn, loader.worker_init_fn)
-        self._no_workers[key] = why_no_workers(loader.dataset, method, carried, loader.num_workers > 0)
-
-    def _weigh(self, key: int, batch: Any) -> None:
-        self._batch_bytes[key] = sum(size for size, _ in tensor_sizes(batch))
-
-    def _compare_generators(self, key: int, before: Any) -> None:
-        self._random[key] = self._random.get(key, False) or before != _generators()
-
-    def _look_at_dataset(self, key: int, iterator: Any) -> None:
-        """Whether the data set has changed since the first batch of this epoch, in the reading or by the loop."""
-        now = dataset_state(iterator._dataset)
-        if self._datasets.setdefault(key, now) != now:
-            self._changing.add(key)
-
-    def _is_probed(self, key: int, iterator: Any) -> bool:
-        """Some draws of each loader, but never the first of an epoch: that starts the sampler, which draws a seed."""
-        if iterator._num_workers or not iterator._num_yielded or self._probes.get(key, 0) >= _DRAWS_PROBED:
-            return False
-        self._probes[key] = self._probes.get(key, 0) + 1
-        return True
-
-    def _image_opened(self, proceed: Any, *args: Any, **kwargs: Any) -> Any:
-        slot = os.getpid() % _SLOTS * 8
-        struct.pack_into("Q", self._images, slot, struct.unpack_from("Q", self._images, slot)[0] + 1)
-        if args:
-            self._data_folder.opened(args[0])
-        return proceed(*args, **kwargs)
 
     def _root_found(self, root: Any) -> None:
         self._roots.add(id(root), root)
@@ -351,7 +266,7 @@ class Watch:
 
     def refresh(self) -> None:
         """Write down what the script's objects are, while they live."""
-        self._loaders.refresh(loader_facts)
+        self._loaders.refresh()
         self._optimizers.refresh(optimizer_facts)
         self._roots.refresh(lambda root: root_facts(root, self._joints.roots))
         owned = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
@@ -364,55 +279,32 @@ class Watch:
 
     def snapshot(self, withdrawn: list[str] | None = None) -> Snapshot:
         """All but the steps, and without a wait for the device."""
-        import torch
-
         cache = sys.modules.get("hotlap.parts.file_pool")
         device, parameter_bytes = self._weights
+        loaders = self._loaders.facts(self._counts)
         run = Run(
-            torch=torch.__version__,
             device=device,
-            loaders=[
-                dataclasses.replace(
-                    one,
-                    draws=self._counts.get(key, 0),
-                    draws_random=self._random.get(key),
-                    changes=key in self._changing,
-                    batch_bytes=self._batch_bytes.get(key, 0),
-                    no_workers=self._no_workers.get(key, ""),
-                )
-                for key, one in self._loaders.facts.items()
-            ],
+            loaders=list(loaders.values()),
             optimizers=[
                 dataclasses.replace(one, updates=self._counts.get(key, 0), closure=key in self._closures)
                 for key, one in self._optimizers.facts.items()
             ],
             roots=[dataclasses.replace(one, calls=self._counts.get(key, 0)) for key, one in self._roots.facts.items()],
             steps=self.steps,
-            images_opened=sum(struct.unpack(f"{_SLOTS}Q", self._images)),
-            data_folder=self._data_folder.path,
+            images_opened=self._images.count,
+            data_folder=self._images.folder.path,
             image_cache_hits=cache.hits() if cache is not None else 0,
-            peak_bytes=_peak_bytes(torch),
             parameter_bytes=parameter_bytes,
-            wall_seconds=clock() - self._launched,
-            cpu_seconds=_cpu_seconds() - self._cpu_before,
-            queue_seconds=queue_seconds(),
-            startup_seconds=(self._first_draw or clock()) - self._launched,
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-            threads=torch.get_num_threads(),
-            free_bytes=free_memory(),
-            shm_free_bytes=shm_room()[1],
-            device_capability=tuple(torch.cuda.get_device_capability()) if device == "cuda" else (),
+            startup_seconds=(self._first_draw or clock()) - self._process.since,
             withdrawn=withdrawn or [],
             compared=[one.facts for one in self._joints.comparisons if one.facts.count],
             script_compiles=self._compiles,
             compiled=compiled_facts(),
-            matmul_precision=torch.get_float32_matmul_precision(),
-            searches_kernels=torch.backends.cudnn.benchmark,
-            deterministic=torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
             anomaly_mode=self._anomaly_mode,
             trouble=self.trouble,
+            **self._process.facts(device),
         )
-        return Snapshot(run, list(self._loaders.facts), list(self._waits.sites) if self._waits is not None else [])
+        return Snapshot(run, list(loaders), list(self._waits.sites) if self._waits is not None else [])
 
     def record(self, withdrawn: list[str] | None = None) -> Run:
         import torch
@@ -421,33 +313,3 @@ class Watch:
         self._device.settle(wait=True)
         losses = torch.stack([loss.reshape(()).double() for loss in self._losses]).tolist() if self._losses else []
         return dataclasses.replace(complete(self.snapshot(withdrawn), self.ledger.events()), losses=losses)
-
-
-def _generators() -> Any:
-    try:
-        return global_generators()
-    except Exception:  # a generator put in by the script, whose state is another
-        return None
-
-
-def _cpu_seconds() -> float:
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
-
-
-def _peak_bytes(torch: Any) -> int:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def queue_seconds() -> float:
-    """How long threads of this process stood runnable but without a core: the sign of a disturbed trial."""
-    total = 0
-    try:
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/schedstat") as file:
-                total += int(file.read().split()[1])
-    except (OSError, IndexError):
-        return 0.0
-    return total / 1e9

@@ -25,9 +25,11 @@ from collections.abc import Iterator
 from multiprocessing import reduction
 from typing import Any
 
+from hotlap.parts.shared_blocks import SharedBlocks
+
 _HEADER = 16  # numbers of eight bytes, by these names:
-_BUSY, _CLOCK, _HITS, _MISSES, _IN_USE, _FREE, _FRESH, _GENERATION = range(8)
-_TRACKED, _LONGEST, _EARLIER, _TURN, _HAND = range(8, 13)
+_BUSY, _CLOCK, _HITS, _MISSES, _GENERATION, _TRACKED, _LONGEST, _EARLIER, _TURN, _HAND = range(10)
+_OF_BLOCKS = 10  # the numbers from here on
 _ENTRY = struct.Struct("16sQQQQ")  # key, when last asked for, generation, length, first block + 1 (0: nothing is kept)
 _WAYS = 32  # slots a key may lie in, side by side
 _BUCKET = _WAYS * _ENTRY.size
@@ -60,18 +62,19 @@ class SharedPool:
 
     def _open(self, file: int | None, limit_bytes: int, slots: int) -> None:
         self.limit_bytes, self._buckets = limit_bytes, slots // _WAYS
-        self._block_bytes = 4096 if limit_bytes >= 1 << 20 else 64
-        self._blocks = limit_bytes // self._block_bytes
+        block_bytes = 4096 if limit_bytes >= 1 << 20 else 64
+        blocks = limit_bytes // block_bytes
         links_start = 8 * _HEADER + slots * _ENTRY.size
-        start = -(-(links_start + 4 * self._blocks) // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = start + self._blocks * self._block_bytes
+        links_end = links_start + 4 * blocks
+        start = -(-links_end // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = start + blocks * block_bytes
         self._file = _nameless_file(size) if file is None else file
         self._memory = mmap.mmap(self._file, size)
         view = memoryview(self._memory)
         self._head = view[: 8 * _HEADER].cast("Q")
         self._table = view[8 * _HEADER : links_start]
-        self._links = view[links_start : links_start + 4 * self._blocks].cast("I")  # the block after this one, + 1
-        self._data = view[start:]
+        links = view[links_start:links_end].cast("I")
+        self._blocks = SharedBlocks(self._head[_OF_BLOCKS:], links, view[start:], block_bytes)
         self._threads = threading.Lock()
         self._own = os.fstat(self._file)
         weakref.finalize(self, _close, self._file, self._own).atexit = False
@@ -85,7 +88,7 @@ class SharedPool:
 
     @property
     def used_bytes(self) -> int:
-        return self._head[_IN_USE] * self._block_bytes
+        return self._blocks.in_use * self._blocks.block_bytes
 
     @property
     def hits(self) -> int:
@@ -117,7 +120,7 @@ class SharedPool:
             if slot is None or not first:
                 head[_MISSES] += 1
                 return None
-            runs = self._runs(first)
+            runs = self._blocks.runs(first)
         copied = bytearray().join(runs) if scratch is None else _copied(runs, scratch)
         with self._alone():
             is_whole = self._slot(digest) == slot and _ENTRY.unpack_from(self._table, slot)[2] == generation
@@ -126,14 +129,14 @@ class SharedPool:
 
     def _kept(self, key: bytes, value: memoryview) -> bool:
         digest, head = _digest(key), self._head
-        needed = max(1, -(-len(value) // self._block_bytes))
+        needed = self._blocks.needed(len(value))
         with self._alone():
             slot = self._slot(digest)
             if slot is None:
                 slot = self._vacant(digest, or_remembered=True)
             if slot is None or _ENTRY.unpack_from(self._table, slot)[4] or not self._has_room(needed):
                 return False
-            first = self._written(value, needed)
+            first = self._blocks.take(value)
             head[_GENERATION] += 1
             self._set(slot, digest, head[_CLOCK], head[_GENERATION], len(value), first)
             return True
@@ -158,8 +161,8 @@ class SharedPool:
     def _start_over(self) -> None:
         """Whoever was at work was ended halfway. Generations go on, so that no reader takes new bytes for old."""
         self._table[:] = bytes(len(self._table))
-        for name in (_IN_USE, _FREE, _FRESH, _TRACKED, _HAND):
-            self._head[name] = 0
+        self._blocks.clear()
+        self._head[_TRACKED] = self._head[_HAND] = 0
 
     # keys ------------------------------------------------------------------------------------------------------
 
@@ -223,56 +226,20 @@ class SharedPool:
     def _has_room(self, needed: int) -> bool:
         """Also where something stale must go for it. Each call looks through the next few buckets only."""
         for _ in range(_SWEPT):
-            if self._head[_IN_USE] + needed <= self._blocks:
+            if self._blocks.left >= needed:
                 return True
             for slot, owner, asked, _first in self._entries(self._head[_HAND] * _BUCKET):
                 if owner != _NOBODY and self._is_stale(asked):
                     self._evict(slot)
             self._head[_HAND] = (self._head[_HAND] + 1) % self._buckets
-        return self._head[_IN_USE] + needed <= self._blocks
+        return self._blocks.left >= needed
 
     def _evict(self, slot: int) -> None:
         first = _ENTRY.unpack_from(self._table, slot)[4]
         self._table[slot : slot + _ENTRY.size] = bytes(_ENTRY.size)
         self._head[_TRACKED] -= 1
-        if not first:
-            return
-        last, count = first, 1
-        while self._links[last - 1]:
-            last, count = self._links[last - 1], count + 1
-        self._links[last - 1], self._head[_FREE] = self._head[_FREE], first
-        self._head[_IN_USE] -= count
-
-    def _written(self, value: memoryview, needed: int) -> int:
-        """Takes blocks, used ones first, and fills them. Returns the first, + 1."""
-        first, previous = 0, 0
-        for number in range(needed):
-            block = self._head[_FREE]
-            if block:
-                self._head[_FREE] = self._links[block - 1]
-            else:
-                self._head[_FRESH] += 1
-                block = self._head[_FRESH]
-            piece = value[number * self._block_bytes : (number + 1) * self._block_bytes]
-            at = (block - 1) * self._block_bytes
-            self._data[at : at + len(piece)] = piece
-            if previous:
-                self._links[previous - 1] = block
-            first, previous = first or block, block
-        self._links[previous - 1] = 0
-        self._head[_IN_USE] += needed
-        return first
-
-    def _runs(self, first: int) -> list[memoryview]:
-        """The blocks of a value, those that lie side by side in one piece."""
-        runs, start, block = [], first, first
-        while block:
-            following = self._links[block - 1]
-            if following != block + 1:
-                runs.append(self._data[(start - 1) * self._block_bytes : block * self._block_bytes])
-                start = following
-            block = following
-        return runs
+        if first:
+            self._blocks.give_back(first)
 
 
 def _digest(key: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hotlap.report import figures
-from hotlap.report.findings import Feeding, Growth, Input, Layer, Making, ProfileReport, Sync, Verdict
+from hotlap.report.profile_findings import Feeding, Growth, Input, Layer, Making, ProfileReport, Sync, Verdict
 
 BOUND = {
     "data": "data",

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hotlap.report import canvas, charts_profile, figures, wording
-from hotlap.report.findings import ProfileReport, TuneReport
+from hotlap.report.findings import TuneReport
+from hotlap.report.profile_findings import ProfileReport
 
 BEFORE, AFTER = "#0072b2", "#e69f00"
 

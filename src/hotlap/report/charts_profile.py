@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hotlap.report import anatomy, canvas, figures, wording
-from hotlap.report.findings import SHARES, Layer, ProfileReport
+from hotlap.report.profile_findings import SHARES, Layer, ProfileReport
 
 LINE = canvas.SHARE_COLOURS["forward"]
 BOUND_COLOURS = {"compute": "#0072b2", "memory": "#d55e00", "": canvas.QUIET}

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotlap.report import anatomy, figures, wording
-from hotlap.report.findings import ProfileReport, Sync
+from hotlap.report.profile_findings import ProfileReport, Sync
 from hotlap.report.screen import BAD, GOOD, QUIET, STRONG
 
 NOISE = 0.10  # of a step: less between two single runs means nothing

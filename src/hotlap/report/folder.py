@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hotlap.errors import HotlapError
-from hotlap.report.findings import ProfileReport, TuneReport, from_json, to_json
+from hotlap.records import from_json, to_json
+from hotlap.report.findings import TuneReport
+from hotlap.report.profile_findings import ProfileReport
 
 VERSIONS = {"tune": 1, "profile": 2}
 FORMATS = ("html", "md", "tex", "json", "text")
@@ -102,6 +104,26 @@ def render(report: AnyReport, format: str) -> str:
     from hotlap.report import latex
 
     return latex.tune(report) if isinstance(report, TuneReport) else latex.profile(report)
+
+
+def write_file(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise HotlapError(f"{path} cannot be written ({error.strerror}): name another place") from None
+
+
+def check_writable(folder: str, advice: str) -> None:
+    """Before minutes are spent on something that could not be written down. Really tried, and nothing stays."""
+    place = os.path.abspath(folder)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise HotlapError(f"{folder} cannot be written ({error.strerror}): {advice}") from None
 
 
 def _json(report: AnyReport) -> str:

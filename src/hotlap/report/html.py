@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hotlap.report import anatomy, charts, figures, wording
-from hotlap.report.findings import SHARES, ProfileReport, TuneReport
+from hotlap.report.findings import TuneReport
+from hotlap.report.profile_findings import SHARES, ProfileReport
 
 if TYPE_CHECKING:
     import jinja2

@@ -3,7 +3,8 @@ r"""A report as LaTeX: a whole document to compile, whose sections can be lifted
 from __future__ import annotations
 
 from hotlap.report import figures, paper
-from hotlap.report.findings import ProfileReport, TuneReport
+from hotlap.report.findings import TuneReport
+from hotlap.report.profile_findings import ProfileReport
 
 HEAD = r"""% Sections between the two marks need \usepackage{booktabs,graphicx,array} and the files in figures/.
 \documentclass[11pt]{article}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from hotlap.report import figures, paper
-from hotlap.report.findings import ProfileReport, TuneReport
+from hotlap.report.findings import TuneReport
+from hotlap.report.profile_findings import ProfileReport
 
 
 def tune(report: TuneReport) -> str:

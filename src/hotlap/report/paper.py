@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotlap.report import anatomy, charts, figures, wording
-from hotlap.report.findings import ProfileReport, TuneReport
+from hotlap.report.findings import TuneReport
+from hotlap.report.profile_findings import ProfileReport
 
 MOST_LAYERS = 15
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotlap.report import anatomy, figures, screen, wording
-from hotlap.report.findings import ProfileReport
+from hotlap.report.profile_findings import ProfileReport
 from hotlap.report.screen import BAD, GOOD, QUIET, STRONG, one_line, tail
 
 # rows a subject, and whether blank lines must go; below one row, subjects are left out in the order that follows

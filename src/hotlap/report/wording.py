@@ -6,7 +6,8 @@ import shlex
 from pathlib import PurePath
 
 from hotlap.report import figures
-from hotlap.report.findings import SHARES, Kept, ProfileReport, TuneReport
+from hotlap.report.findings import Kept, TuneReport
+from hotlap.report.profile_findings import SHARES, ProfileReport
 
 _WORTH_TELLING_SECONDS = 1.0
 

@@ -18,7 +18,7 @@ from hotlap.observe.look.timeline import device_seconds, idle_seconds, pieces
 from hotlap.observe.look.timing import Profile, Times, Trace, times
 from hotlap.observe.look.tracks import Tracks, clock
 from hotlap.observe.look.unused import Unused
-from hotlap.observe.run import LayerFacts, LookFacts
+from hotlap.observe.scrutiny_facts import LayerFacts, LookFacts
 
 _WARM_UP_STEPS = 1  # the profiler's own first costs: buffers, names of kernels
 _TIMED_STEPS = 3

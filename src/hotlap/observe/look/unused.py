@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hotlap.observe.look.tracks import Tracks
-from hotlap.observe.run import UnusedFacts
+from hotlap.observe.scrutiny_facts import UnusedFacts
 
 
 class Unused:

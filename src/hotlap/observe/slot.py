@@ -1,0 +1,58 @@
+"""Torch's own slot for the compiled call of a module, as a place to stand round its calls: pickles, copies,
+state_dict and hooks never see it, and `Module.__call__` stays as it is."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from hotlap.observe.patch import Patch
+
+
+def fill_slot(patch: Patch, module: Any, through: Callable[..., Any]) -> None:
+    """Calls of a module become `through(original, module, args, kwargs)`."""
+    slot = _Slot(module, through)
+    vars(module)["_compiled_call_impl"] = slot  # a compiled module would hand it on to what it wraps
+    patch.on_undo(functools.partial(_empty_slot, weakref.ref(module), weakref.ref(slot)))  # both may be dropped
+
+
+class _Slot:
+    """It holds its module weakly, and its copies and pickles are empty:
+    a class that copies its `__dict__` by hand must not get the calls of another module."""
+
+    __slots__ = ("__weakref__", "_original", "_root", "_through", "old")
+
+    def __init__(self, root: Any, through: Callable[..., Any]) -> None:
+        self.old = vars(root).get("_compiled_call_impl")
+        self._root, self._through = weakref.ref(root), through
+        self._original = _plain_call if self.old is None else _compiled_call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._through(self._original, self._root(), args, kwargs)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+def _plain_call(root: Any, args: Any, kwargs: Any) -> Any:
+    """One for all roots: a chain remembers its original, and must not keep a dropped model alive."""
+    return root._call_impl(*args, **kwargs)
+
+
+def _compiled_call(root: Any, args: Any, kwargs: Any) -> Any:
+    return vars(root)["_compiled_call_impl"].old(*args, **kwargs)
+
+
+def _empty_slot(reference: weakref.ref[Any], slot: weakref.ref[Any]) -> None:
+    root, own = reference(), slot()
+    if root is None or own is None or vars(root).get("_compiled_call_impl") is not own:
+        return  # gone, or the script has compiled it since
+    if own.old is None:
+        vars(root).pop("_compiled_call_impl")
+    else:
+        vars(root)["_compiled_call_impl"] = own.old
