@@ -27,7 +27,10 @@ NAMES = "loader-workers,channels-last,fused-optimizer,sample-cache,mixed-precisi
 def test_settings_by_name() -> None:
     (workers, fused) = named("loader-workers:num_workers=3, fused")
     assert workers.setting == {"num_workers": 3} and fused.setting == {"kind": "fused"}
-    assert [one.setting["scaled"] for one in named("fast-jpeg:scaled=true,fast-jpeg:scaled=False")] == [True, False]
+    assert [named(f"fast-jpeg:scaled={word}")[0].setting["scaled"] for word in ("true", "False")] == [True, False]
+    (workers, cache) = named("loader-workers:num_workers=8:replacing=2:persistent_workers=false,cache:hold=auto")
+    assert workers.setting == {"num_workers": 8, "replacing": 2, "persistent_workers": False}
+    assert cache.setting == {"hold": "auto"}
     wrong = (
         "loader-workers:workers=3",
         "loader-workers:num_workers",
@@ -38,6 +41,29 @@ def test_settings_by_name() -> None:
     for name in wrong:
         with pytest.raises(HotlapError, match=name.split(":")[0]):
             named(name)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("loader-workers:speed=1", "takes num_workers=4, prefetch_factor=8, .* joined by colons"),
+        ("loader-workers:replacing=two", "replacing is a whole number, as in replacing=2"),
+        ("cudnn-benchmark:on=1", "takes no settings"),
+        ("loader-workers:num_workers=8,replacing=2", "as in loader-workers:num_workers=8:replacing=2"),
+        ("replacing=2", "as in NAME:replacing=2"),
+        ("fused,fused-optimizer:kind=foreach", "fused-optimizer is named twice"),
+        (" , ", "no technique is named: `hotlap explain` lists them"),
+        ("abracadabra", "`hotlap explain` lists them all"),
+    ],
+)
+def test_what_is_named_wrongly_is_told_how(names: str, words: str) -> None:
+    with pytest.raises(HotlapError, match=words):
+        named(names)
+
+
+def test_a_kind_that_is_unknown_is_no_silent_default() -> None:
+    with hotlap.applied("fused-optimizer:kind=fuse") as on:
+        assert on.applied == [] and "kind is one of fused, foreach, captured, not 'fuse'" in on.withdrawn[0]
 
 
 class Net(nn.Module):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hotlap.observe.machine import Machine
+
 TRAIN = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -108,7 +110,15 @@ def test_run_with_techniques_and_two_lines(tmp_path: Path) -> None:
         (["run", "-m", "no.such.module"], "no module no.such.module"),
         (["check", "nowhere.py"], "nowhere.py"),
         (["fix", "--plan", "hotlap.toml", "train.py"], "hotlap tune"),
-        (["frobnicate"], "frobnicate"),
+        (["frobnicate"], "see `hotlap --help`"),
+        (["run"], "see `hotlap run --help`"),
+        (["run", ""], "the script's name is empty"),
+        (["run", "--with", "", "train.py"], "no technique is named"),
+        (["run", "--no-plan", "--with", "fused", "train.py"], "leave one of them out"),
+        (["tune", "--budget", "0", "train.py"], "--budget takes a time"),
+        (["profile", "--steps", "-5", "train.py"], "--steps"),
+        (["profile", "--json", ".", "train.py"], ". is a folder: name a file in it"),
+        (["fix", "nowhere.py"], "nowhere.py does not exist: check the path"),
     ],
 )
 def test_wrong_words(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -129,6 +139,26 @@ def test_help_loads_neither_torch_nor_renderers(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith("[]")
     order = [done.stdout.index(f" {name} ") for name in ("profile", "tune", "run", "check", "fix", "env", "explain")]
     assert order == sorted(order)
+
+
+@pytest.mark.parametrize("command", ["profile", "tune", "run", "check", "fix", "verify"])
+def test_help_offers_no_flag_twice(tmp_path: Path, command: str) -> None:
+    assert "--no-no-" not in (said := hotlap(command, "--help", cwd=tmp_path).stdout)
+    assert "--no-unsafe" not in said and "--no-accept-writes" not in said
+
+
+@pytest.mark.skipif(bool(Machine.read().gpus), reason="a GPU is here")
+def test_what_needs_a_gpu_says_so_before_and_after(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = hotlap("run", "--with", "captured-pass,tf32,fused", "train.py", cwd=tmp_path)
+    first, *rest = done.stderr.strip().split("\n")
+    assert "(captured-pass and tf32-matmul need a GPU, and none is seen here)" in first
+    assert "no place" not in done.stderr and done.returncode == 0 and "24 updates" in rest[-1]
+    (tmp_path / "train.py").write_text(NEVER_TRAINS)  # nothing to write there, for want of a GPU first of all
+    done = hotlap("run", "--with", "captured-pass", "train.py", cwd=tmp_path)
+    assert (
+        "hotlap: captured-pass needs a GPU, and torch sees none here\n" in done.stderr and "no place" not in done.stderr
+    )
 
 
 def test_check_formats_and_codes(tmp_path: Path) -> None:
@@ -163,7 +193,7 @@ def test_fix_diff_writes_nothing_and_fix_writes(tmp_path: Path) -> None:
 def test_explain_speaks_and_lists(tmp_path: Path) -> None:
     assert "## Why it is faster" not in hotlap("explain", cwd=tmp_path).stdout
     page = hotlap("explain", "amp", cwd=tmp_path).stdout
-    assert "mixed-precision" in page and "Why it is faster" in page
+    assert "mixed-precision" in page and "Why it is faster" in page and ":dtype=bfloat16" in page
     rows = json.loads(hotlap("explain", "--json", cwd=tmp_path).stdout)
     assert all(set(row) == {"id", "family", "parity", "summary", "needs", "aliases", "verbs"} for row in rows)
 
@@ -178,9 +208,9 @@ def test_env_runs_here(tmp_path: Path) -> None:
 
 def test_profile_json_and_exit_code(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "import sys; sys.exit(3)\n")
-    done = hotlap("profile", "--json", "p.json", "--html", "p.html", "train.py", cwd=tmp_path)
+    done = hotlap("profile", "--json", "new/p.json", "--html", "p.html", "train.py", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
-    data = json.loads((tmp_path / "p.json").read_text())
+    data = json.loads((tmp_path / "new" / "p.json").read_text())
     for name in (
         "steps",
         "step_seconds",

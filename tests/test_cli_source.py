@@ -130,6 +130,45 @@ def test_a_plan_measured_with_lasting_workers_is_written_with_them(tmp_path: Pat
     assert "num_workers=4)" in script.read_text()
 
 
+REPLACED = [  # what the loader has beside its data, the setting that was kept, and what is written
+    ("num_workers=2", {"num_workers": 8, "replacing": 2}, "num_workers=8"),
+    ("num_workers=n", {"num_workers": 8, "replacing": 2}, "num_workers=8"),
+    ("num_workers=2, prefetch_factor=4", {"num_workers": 8, "replacing": 2}, "num_workers=8, prefetch_factor=4"),
+    ("num_workers=2", {"num_workers": 2, "prefetch_factor": 8, "replacing": 2}, "num_workers=2, prefetch_factor=8"),
+    ("num_workers=2", {"num_workers": 0, "replacing": 2}, "num_workers=0"),
+    ("num_workers=2, timeout=9", {"num_workers": 0, "replacing": 2}, None),  # torch refuses it without workers
+    ("num_workers=3", {"num_workers": 8, "replacing": 2}, None),
+    ("num_workers=options.j", {"num_workers": 8, "replacing": 2}, None),
+    ("", {"num_workers": 8, "replacing": 2}, None),
+]
+
+
+@pytest.mark.parametrize(("has", "setting", "written"), REPLACED)
+def test_a_plan_that_replaces_a_number_changes_that_argument(tmp_path: Path, hotlap, has, setting, written) -> None:
+    script = tmp_path / "train.py"
+    options = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('-j', type=int, default=2)\n"
+    lines = f"{options}options = parser.parse_args()\nn = 2\n{DATA.replace('batch_size=8', f'batch_size=8, {has}')}"
+    script.write_text(lines)
+    plan_for(script, Entry("loader-workers", setting, 1.2))
+    done = hotlap("fix", "--plan", "hotlap.toml")
+    assert done.returncode == 0, done.stderr
+    assert script.read_text() == (
+        lines.replace(f"batch_size=8, {has}", f"batch_size=8, {written}") if written else lines
+    )
+    assert ("its value comes from an option" in done.stderr) is (written is None)
+    assert hotlap("fix", "--plan", "hotlap.toml").stdout == "nothing to fix\n"
+
+
+def test_only_loaders_that_surely_gain_are_replaced_where_there_are_several(tmp_path: Path, hotlap) -> None:
+    script = tmp_path / "train.py"
+    photos = DATA.replace("batch_size=8", "batch_size=8, num_workers=2")
+    script.write_text(photos + "def other(data):\n    return DataLoader(data, num_workers=2)\n")
+    assert "loader-workers" not in hotlap("check", "--doubtful", "train.py").stdout, "that number was somebody's choice"
+    plan_for(script, Entry("loader-workers", {"num_workers": 8, "replacing": 2}, 1.2))
+    assert hotlap("fix", "--plan", "hotlap.toml").returncode == 0
+    assert "batch_size=8, num_workers=8)" in script.read_text() and "(data, num_workers=2)" in script.read_text()
+
+
 def test_without_a_path_or_a_plan_there_is_nothing_to_fix(hotlap) -> None:
     done = hotlap("fix")
     assert done.returncode == 2 and "--plan" in done.stderr

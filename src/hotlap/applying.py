@@ -21,6 +21,7 @@ from hotlap.technique import Choice
 
 _in_force = threading.Lock()
 _TRUTH = {"true": True, "false": False}
+_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 
 
 @contextmanager
@@ -52,9 +53,20 @@ def applied(plan: str | os.PathLike[str] | Iterable[str] | None = None) -> Itera
 
 def named(names: str | Iterable[str], verbs: tuple[str, ...] = ("apply",)) -> list[Choice]:
     """Techniques by the names people know them by, each with settings where it is given some, as in
-    `loader-workers:num_workers=8`, else at its defaults; each has one of the verbs."""
-    parts = names.split(",") if isinstance(names, str) else [str(name) for name in names]
-    return [_named(part, verbs) for part in parts if part.strip()]
+    `loader-workers:num_workers=8:prefetch_factor=4`, else at its defaults; each has one of the verbs."""
+    given = names.split(",") if isinstance(names, str) else map(str, names)
+    parts = [part.strip() for part in given if part.strip()]
+    if isinstance(names, str) and not parts:
+        raise HotlapError("no technique is named: `hotlap explain` lists them")
+    choices: list[Choice] = []
+    for before, part in zip(["", *parts], parts, strict=False):
+        if "=" in part.partition(":")[0]:
+            raise HotlapError(f"{part!r} is no technique: settings follow theirs, as in {before or 'NAME'}:{part}")
+        choice = _named(part, verbs)
+        if any(other.technique is choice.technique for other in choices):
+            raise HotlapError(f"{choice.technique.id} is named twice: name it once, as NAME:setting=1:other=2")
+        choices.append(choice)
+    return choices
 
 
 def _named(part: str, verbs: tuple[str, ...]) -> Choice:
@@ -62,17 +74,18 @@ def _named(part: str, verbs: tuple[str, ...]) -> Choice:
     technique = find(name)
     if not set(verbs) & set(technique.verbs):
         raise HotlapError(f"{technique.id} cannot be applied to a running script: see `hotlap explain {technique.id}`")
-    chosen = dict(technique.default)
+    chosen, known = dict(technique.default), {**technique.default, **technique.more_settings}
     for setting in settings:
-        key, is_given, value = setting.partition("=")
-        if not is_given or key not in chosen:
-            known = ", ".join(f"{technique.id}:{key}={value}" for key, value in technique.default.items())
-            raise HotlapError(f"{part!r} is not understood: write it as {known or technique.id}")
-        kind = type(chosen[key])
+        key, is_given, value = (word.strip() for word in setting.partition("="))
+        if not is_given or key not in known:
+            said = ", ".join(f"{name}={example}" for name, example in known.items())
+            takes = f"takes {said}, several joined by colons" if known else "takes no settings: write its name alone"
+            raise HotlapError(f"{part!r} is not understood: {technique.id} {takes}")
+        kind = type(known[key])
         try:
             chosen[key] = _TRUTH[value.lower()] if kind is bool else kind(value)
         except (KeyError, ValueError):
-            raise HotlapError(f"{part!r}: {key} is {kind.__name__}, as in {key}={technique.default[key]}") from None
+            raise HotlapError(f"{part!r}: {key} is {_KINDS[kind]}, as in {key}={known[key]}") from None
     return Choice(technique, chosen)
 
 

@@ -41,6 +41,14 @@ def planned(target: Target) -> tuple[list[Choice], str]:
     return plan.choices(find), words
 
 
+def without_a_gpu(choices: Sequence[Choice]) -> str:
+    """What can do nothing here, said before hours are spent. Nothing is left out: torch may see what we do not."""
+    names = [one.technique.id for one in choices if one.device == "cuda"]
+    if not names or Machine.read().gpus:
+        return ""
+    return f"{' and '.join(names)} need{'s' if len(names) == 1 else ''} a GPU, and none is seen here"
+
+
 def planned_files(plan: str) -> dict[str, list[Choice]]:
     """What a hotlap.toml keeps, for each file its scripts are made of."""
     found: dict[str, list[Choice]] = {}

@@ -44,9 +44,11 @@ app = typer.Typer(
 def profile(
     script: Script,
     m: Module = False,
-    steps: Annotated[int, typer.Option(help="time so many steps, then stop; 0 = run to the end")] = 100,
-    seconds: Annotated[float, typer.Option(help="or stop after so many seconds of training; 0 = no limit")] = 60.0,
-    warmup: Annotated[int, typer.Option(help="steps left out at first; -1 = as many as it takes")] = -1,
+    steps: Annotated[int, typer.Option(min=0, help="time so many steps, then stop; 0 = run to the end")] = 100,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="or stop after so many seconds of training; 0 = no limit")
+    ] = 60.0,
+    warmup: Annotated[int, typer.Option(min=-1, help="steps left out at first; -1 = as many as it takes")] = -1,
     json_file: Annotated[str, typer.Option("--json", help="also write the report as JSON to this file")] = "",
     html_file: Annotated[str, typer.Option("--html", help="also write the report as one HTML file")] = "",
     trace_file: Annotated[str, typer.Option("--trace", help="also write every event, for ui.perfetto.dev")] = "",
@@ -63,6 +65,8 @@ def profile(
 
     before = folder.read_profile(compare) if compare else None
     for path in filter(None, (json_file, html_file, trace_file)):
+        if os.path.isdir(path):
+            raise HotlapError(f"{path} is a folder: name a file in it")
         folder.check_writable(os.path.dirname(path) or ".", "name another place")
     wishes = Wishes(steps, 0.0 if steps == 0 and seconds == 60.0 else seconds, None if warmup < 0 else warmup, quiet)
     report, code, events = measured(target_of(script, m), TECHNIQUES, wishes, keep_events=bool(trace_file))
@@ -142,26 +146,29 @@ def tune(
 def run(
     script: Script,
     m: Module = False,
-    with_: Annotated[str, typer.Option("--with", help="these techniques instead of a plan: a,b:setting=value")] = "",
-    no_plan: Annotated[bool, typer.Option(help="apply nothing, only watch")] = False,
+    with_: Annotated[
+        str | None, typer.Option("--with", help="these techniques instead of a plan: a,b:setting=1:other=2")
+    ] = None,
+    no_plan: Annotated[bool, typer.Option("--no-plan", help="apply nothing, only watch")] = False,
     no_rewrite: Annotated[bool, typer.Option("--no-rewrite", help="leave out what only source can express")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="not a word from hotlap")] = False,
 ) -> Any:
     """Run the script the fast way: with its plan, or with the techniques you name."""
+    from hotlap.applying import named
+    from hotlap.choosing import planned, without_a_gpu
     from hotlap.drive import drive
 
     target = target_of(script, m)
     target.check()
-    if with_:
-        from hotlap.applying import named
-
+    if with_ is not None and no_plan:
+        raise HotlapError("--with and --no-plan exclude each other: leave one of them out")
+    if with_ is not None:
         choices, words = named(with_, ("apply", "rewrite")), ""
     elif no_plan:
         choices, words = [], "no plan wanted"
     else:
-        from hotlap.choosing import planned
-
         choices, words = planned(target)
+    words = "; ".join(filter(None, (words, without_a_gpu(choices))))
     # Run outside the command parser: see main.
     return functools.partial(drive, target, choices, words, quiet, not no_rewrite)
 
@@ -199,7 +206,7 @@ def fix(
     paths: Annotated[list[str] | None, typer.Argument(metavar="PATH...", show_default=False)] = None,
     diff: Annotated[bool, typer.Option("--diff", help="show the changes, write nothing")] = False,
     plan: Annotated[str, typer.Option(help="write exactly what this hotlap.toml keeps")] = "",
-    unsafe: Annotated[bool, typer.Option(help="also fixes that may change numerics or behaviour")] = False,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="also fixes that may change numerics or behaviour")] = False,
     only: Only = "",
     skip: Skip = "",
 ) -> int:
@@ -238,7 +245,8 @@ def fix(
         if "rewrite" not in choice.technique.verbs:
             _say(f"{choice} has no form in source; `hotlap run` applies it")
         elif choice.technique.id not in written:
-            _say(f"{choice}: no place to write it was found; it is there already, or only `hotlap run` can apply it")
+            why = "it is there already, or its value comes from an option, or only `hotlap run` can apply it"
+            _say(f"{choice}: no place to write it was found; {why}")
     for trouble in troubles:
         _say(trouble)
     if not fixed and not troubles:
@@ -360,7 +368,8 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # not the parser's own: ours, and a bug
             raise
-        _say(f"{error.format_message().rstrip('.')}: see `hotlap --help`")
+        command = getattr(getattr(error, "ctx", None), "command_path", "hotlap")
+        _say(f"{error.format_message().rstrip('.')}: see `{command} --help`")
         sys.exit(2)
     if callable(result):
         result = result()

@@ -9,7 +9,7 @@ from typing import Any
 
 from hotlap.observe.attach import Attached
 from hotlap.observe.launch import Target, execute
-from hotlap.source.in_memory import in_source, rewrite_in_memory
+from hotlap.source.in_memory import InMemory, in_source, rewrite_in_memory
 
 
 class Pulse:
@@ -32,7 +32,7 @@ class Pulse:
     def __str__(self) -> str:
         updates = max(self._updates.values(), default=0)  # two optimizers that take turns make one step
         if updates < 2:
-            return "no training steps were seen"
+            return "no training steps were seen in this process"
         return f"{updates} updates, {1e3 * (self._last - self._first) / (updates - 1):.1f} ms each on average"
 
 
@@ -53,13 +53,22 @@ def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool, rewri
             _say(quiet, f"it failed with {', '.join(applied)} applied; --no-plan runs it as it is")
         raise
     finally:
-        for reason in (*memory.unwritten(), *memory.troubles) if memory else ():
+        for reason in (*_unwritten(memory, choices), *memory.troubles) if memory else ():
             _say(quiet, reason)
         for one in attached.shown:
             _say(quiet, one)
         for reason in attached.withdrawn:
             _say(quiet, f"withdrawn, and the run went on without it: {reason}")
         _say(quiet, str(attached.watch or "the script never imported torch"))
+
+
+def _unwritten(memory: InMemory, choices: Sequence[Any]) -> list[str]:
+    """What found no place, and the nearer reason where torch, imported by now, sees no GPU."""
+    torch = sys.modules.get("torch") if memory.missing else None
+    has_gpu = torch is None or torch.cuda.is_available()
+    lacking = [] if has_gpu else [one.technique.id for one in choices if one.device == "cuda"]
+    said = zip(memory.missing, memory.unwritten(), strict=True)
+    return [f"{name} needs a GPU, and torch sees none here" if name in lacking else why for name, why in said]
 
 
 def _say(quiet: bool, sentence: str) -> None:

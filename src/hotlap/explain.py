@@ -29,7 +29,7 @@ def page(technique: Technique) -> str:
     summary, _, rest = text.partition("\n")
     also = f"Also known as: {', '.join(technique.aliases)}.\n\n" if technique.aliases else ""
     facts = f"Saves from: {technique.family.value}. Parity: {technique.weakest_parity.value}. {_needs(technique.needs)}"
-    return f"# {technique.id}\n\n{summary}\n\n{also}{facts}\n{rest}\n"
+    return f"# {technique.id}\n\n{summary}\n\n{also}{facts}{_settings(technique)}\n{rest}\n"
 
 
 def table(techniques: Iterable[Technique]) -> str:
@@ -39,6 +39,13 @@ def table(techniques: Iterable[Technique]) -> str:
         lines.append(f"| [`{one.id}`](docs/techniques/{one.id}.md) | {one.summary} | {one.family.value} | "
                      f"{one.weakest_parity.value} |")  # fmt: skip
     return "\n".join(lines)
+
+
+def _settings(technique: Technique) -> str:
+    """As `run --with` takes them."""
+    known = {**technique.default, **technique.more_settings}
+    said = ", ".join(f"`:{name}={value}`" for name, value in known.items())
+    return f"\n\nSettings, for example, behind `--with {technique.id}`: {said}." if known else ""
 
 
 def _needs(needs: Needs) -> str:

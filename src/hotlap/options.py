@@ -17,8 +17,10 @@ Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for pyt
 Only = Annotated[str, typer.Option(help="only these techniques, comma-separated")]
 Skip = Annotated[str, typer.Option(help="all but these techniques, comma-separated")]
 Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="files and folders", show_default=False)]
-AllowNetwork = Annotated[bool, typer.Option(help="let trials use the network")]
-AcceptWrites = Annotated[bool, typer.Option(help="go on where trials cannot be kept from writing files")]
+AllowNetwork = Annotated[bool, typer.Option("--allow-network", help="let trials use the network")]
+AcceptWrites = Annotated[
+    bool, typer.Option("--accept-writes", help="go on where trials cannot be kept from writing files")
+]
 
 
 def as_python_would(app: typer.Typer, arguments: list[str]) -> list[str]:
@@ -39,6 +41,8 @@ def as_python_would(app: typer.Typer, arguments: list[str]) -> list[str]:
 def target_of(script: list[str], is_module: bool) -> Target:
     from hotlap.observe.launch import Target
 
+    if not script[0]:
+        raise HotlapError("the script's name is empty: name the script that trains")
     return Target(script[0], tuple(script[1:]), is_module)
 
 
@@ -48,6 +52,6 @@ def listed(names: str) -> list[str]:
 
 def seconds_in(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
-    if not match:
+    if not match or not float(match[1]):
         raise HotlapError(f"--budget takes a time such as 90s, 5m or 1h, not {text!r}")
     return float(match[1]) * {"s": 1, None: 1, "m": 60, "min": 60, "h": 3600}[match[2]]

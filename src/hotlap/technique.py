@@ -88,6 +88,7 @@ class Technique:
     adjustable: ClassVar[bool] = False  # a script that has it may have it set badly: tried although it is in use
     batch_tolerance: ClassVar[float] = 0.0  # how far its batches may be from the script's, as a share of their spread
     default: ClassVar[Setting] = {}  # what `fix` writes where no plan says otherwise
+    more_settings: ClassVar[Setting] = {}  # what else it can be told, each with an example
 
     def parity(self, run: Run | None) -> Parity:
         """The level promised for this run; without a run, the weakest that this technique may need."""
@@ -113,8 +114,12 @@ class Technique:
         """Change the process, only through `patch`, which also undoes it."""
         raise TypeError(f"{self.id} cannot be applied to a running script")
 
+    def places(self, source: Source, setting: Setting) -> Iterator[Site]:
+        """Where a setting is to be written: places that lack the technique, unless it is for some that have it."""
+        return self.spot(source)
+
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
-        """The source edits that write the technique at a site found by `spot`."""
+        """The source edits that write the technique at one of its places."""
         raise TypeError(f"{self.id} cannot be written into source")
 
     @property
@@ -144,6 +149,11 @@ class Choice:
     def __str__(self) -> str:
         inside = ", ".join(f"{key} {value}" for key, value in self.setting.items())
         return f"{self.technique.id} ({inside})" if inside else self.technique.id
+
+    @property
+    def device(self) -> str | None:
+        """What it must have, be it by its setting."""
+        return str(self.setting.get("device") or self.technique.needs.device or "") or None
 
     @property
     def start_up_seconds(self) -> float:

@@ -62,6 +62,13 @@ def test_which_are_tried(seen: Run, tried: list[int]) -> None:
     assert isinstance(verdict, Candidate) and [one.setting["threads"] for one in verdict.tries] == tried
 
 
+def test_more_threads_promise_no_more_than_they_can_share() -> None:
+    held_back, crowded = consider(find("cpu-threads"), run(8, 1)), consider(find("cpu-threads"), run(8, 8, 1000))
+    assert isinstance(held_back, Candidate) and isinstance(crowded, Candidate)
+    assert [one.most for one in held_back.tries] == pytest.approx([3 / 4, 7 / 8])
+    assert [one.most for one in crowded.tries] == [1, 1], "how much crowding costs, nobody knows"
+
+
 @pytest.mark.parametrize(
     ("seen", "reason"), [(run(2, 2), "no other number"), (run(8, 8, device="cuda"), "needs cpu")], ids=["large", "cuda"]
 )

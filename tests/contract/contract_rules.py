@@ -27,6 +27,10 @@ def broken_promises(technique: Technique, fixtures: Path) -> list[str]:
         broken.append("it names its family")
     if not isinstance(technique.weakest_parity, Parity):
         broken.append("it says its parity")
+    asked = set(
+        re.findall(r"""\bsetting(?:\.get\(|\[)["'](\w+)["']""", inspect.getsource(inspect.getmodule(kind) or kind))
+    )
+    broken += [f"{name} is in `default` or `more_settings`" for name in sorted(asked - _known(technique))]
     module = kind.__module__.rpartition(".")[2]
     if module != technique.id.replace("-", "_"):
         broken.append(f"class {kind.__name__} lives in {technique.id.replace('-', '_')}.py")
@@ -34,6 +38,10 @@ def broken_promises(technique: Technique, fixtures: Path) -> list[str]:
     wanted = {name for verb in technique.verbs for name in FILES.get(verb, ())}
     broken += [f"{folder.name}/{name} is missing" for name in sorted(wanted) if not (folder / name).exists()]
     return broken
+
+
+def _known(technique: Technique) -> set[str]:
+    return {*technique.default, *technique.more_settings}
 
 
 def findings_text(technique: Technique, path: Path) -> str:

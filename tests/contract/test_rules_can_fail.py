@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from contract_rules import broken_promises
 
 from hotlap.catalogue.fused_optimizer import FusedOptimizer
-from hotlap.technique import Family, Parity, Technique
+from hotlap.technique import Family, Parity, Setting, Technique
 
 FIXTURES = Path(__file__).resolve().parent.parent / "catalogue"
 
@@ -32,6 +33,18 @@ def test_a_technique_without_explanation_or_fixtures_is_red() -> None:
 
 def test_a_missing_fixture_folder_is_red(tmp_path: Path) -> None:
     assert any("after.py is missing" in line for line in broken_promises(FusedOptimizer(), tmp_path))
+
+
+def test_a_setting_nobody_can_name_is_red() -> None:
+    class FusedOptimizerCopy(FusedOptimizer):
+        default: ClassVar[Setting] = {}
+
+        __doc__ = FusedOptimizer.__doc__
+
+        def apply(self, patch, setting):
+            setting["kind"]
+
+    assert "kind is in `default` or `more_settings`" in broken_promises(FusedOptimizerCopy(), FIXTURES)
 
 
 def test_a_heading_too_few_is_red() -> None:

@@ -10,11 +10,13 @@ import pytest
 
 from hotlap.measure import known
 from hotlap.measure.bench import Bench, Timed, Untimed
+from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.known import Known
 from hotlap.measure.proof import Proof
 from hotlap.measure.search import Search
 from hotlap.measure.stats import Comparison, Decision
+from hotlap.measure.verdicts import no_baseline
 from hotlap.observe.run import Run
 from hotlap.report.findings import Interval
 from hotlap.technique import Choice, Family, Parity, Technique, Try
@@ -476,3 +478,32 @@ def test_what_withdrew_without_a_name_is_found_by_trying_each() -> None:
     made.screening.run()
     assert [str(choice) for choice in made.found.plan] == ["fast"]
     assert [one.technique for one in made.found.rejected] == ["other"]
+
+
+class Same:
+    """A parity test that went past the end of an epoch, or did not."""
+
+    repeats_itself, losses, reference_losses = True, (), ()
+
+    def __init__(self, saw_an_epoch_end: bool) -> None:
+        self.saw_an_epoch_end = saw_an_epoch_end
+
+    def start(self) -> None:
+        return None
+
+    def checks(self, *_: Any) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize("saw_one", [True, False])
+def test_what_the_timed_trials_did_not_reach_the_parity_test_may_have(saw_one: bool) -> None:
+    found = Found(parities={"fast": Parity.IDENTICAL})
+    found.caveats.append(Caveat.NO_EPOCH_END.text())
+    Proof(Made({}), found, 100.0, 1.0, "")._verdict(Same(saw_one), [Choice(Fast(), {})], "plan")  # type: ignore[arg-type]
+    assert found.caveats == ([] if saw_one else [Caveat.NO_EPOCH_END.text()])
+
+
+def test_a_script_that_fails_says_so_once() -> None:
+    said = no_baseline(Untimed("raised: ValueError: bug", None, "Traceback\nValueError: bug\n"))
+    assert said == "the script does not run by itself (raised: ValueError: bug): mend that first"
+    assert "(exit: 2; main.py: error: no --lr)" in no_baseline(Untimed("exit: 2", None, "main.py: error: no --lr\n"))

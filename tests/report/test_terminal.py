@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from hotlap.report import terminal
+from hotlap.report import anatomy, terminal
 
 from . import samples
 
@@ -149,6 +149,18 @@ def test_figures_keep_their_columns_however_long_a_name_is() -> None:
 def test_without_a_closer_look_the_reason_is_said() -> None:
     report = replace(samples.profile(), layers=[], look="no closer look: the script ended before it")
     assert "no closer look: the script ended before it" in terminal.to_text(terminal.profile(report))
+
+
+def test_a_narrow_screen_cuts_no_figure_and_no_advice() -> None:
+    report = replace(samples.cpu_profile(), layers=[], look="no closer look: " + "so it is " * 6)
+    for width in (44, 60, 77, 80):
+        lines = terminal.to_text(terminal.profile(report), width).split("\n")
+        bars = [line for line in lines if line.split(" ")[0] in report.shares]
+        assert bars and not any("…" in line for line in bars), width
+        if width < 60:
+            continue  # more than figures is not promised there
+        assert anatomy.timed(report) in "\n".join(lines[:2])
+        assert "…" not in "".join(lines[[line[:6] for line in lines].index("layers") :][:2])
 
 
 def test_bars_need_no_unicode() -> None:

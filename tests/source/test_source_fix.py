@@ -27,6 +27,9 @@ class Fixes:
             if not any(keyword.arg == "n" for keyword in call.node.keywords):
                 yield source.site(call.node, "message", self.fix)
 
+    def places(self, source, setting):
+        return self.spot(source)
+
     def rewrite(self, site, setting):
         return insert_argument(site.node, f"n={setting['n']}", source=site.source)
 

@@ -25,6 +25,8 @@ class Fixes:
         for call in source.calls("torch.f"):
             if not call.node.keywords:
                 yield source.site(call.node, "message", "unsafe")
+    def places(self, source, setting):
+        return self.spot(source)
     def rewrite(self, site, setting):
         added = insert_before(site.source, site.source.statement(site.node), "added = 1\\nadded = 2")
         return [*insert_argument(site.node, f"n={setting['n']}", source=site.source), *added]

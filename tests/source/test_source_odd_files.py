@@ -27,6 +27,9 @@ class Prints:
         for call in source.calls("torch.f"):
             yield source.site(call.node, "prints", "safe")
 
+    def places(self, source, setting):
+        return self.spot(source)
+
 
 def book(*cells):
     made = [{"cell_type": kind, "source": text.splitlines(keepends=True), "metadata": {}} for kind, text in cells]

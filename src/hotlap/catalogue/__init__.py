@@ -97,7 +97,7 @@ def find(name: str) -> Technique:
         if wanted in map(_plain, technique.aliases):
             return technique
     known = {_plain(one): technique.id for technique in TECHNIQUES for one in (technique.id, *technique.aliases)}
-    near = dict.fromkeys(known[match] for match in difflib.get_close_matches(wanted, known, n=3, cutoff=0.5))
+    near = dict.fromkeys(known[match] for match in difflib.get_close_matches(wanted, known, n=3, cutoff=0.7))
     hint = f"did you mean {' or '.join(near)}?" if near else "`hotlap explain` lists them all."
     raise HotlapError(f"There is no technique called {name!r}; {hint}")
 

@@ -58,7 +58,8 @@ class CpuThreads(Technique):
         if not numbers:
             return CannotHelp(f"{run.threads} threads on {run.cores} cores: no other number is worth a trial")
         most = run.share("forward", "backward", "update")
-        return [Try({"threads": one}, most) for one in numbers]
+        # twice the threads save half at most; with fewer it is the crowding that goes, and nobody knows how much it is
+        return [Try({"threads": one}, most * (1 - run.threads / one if one > run.threads else 1)) for one in numbers]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch

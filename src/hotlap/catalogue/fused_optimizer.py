@@ -111,6 +111,8 @@ class FusedOptimizer(Technique):
         from hotlap.parts.fused_update import FusedUpdate, choose
 
         kind = setting.get("kind", "fused")
+        if kind not in (kinds := ("fused", "foreach", "captured")):
+            raise ValueError(f"kind is one of {', '.join(kinds)}, not {kind!r}")
         form = "foreach" if kind == "foreach" else "fused"
         chosen: weakref.WeakKeyDictionary[Any, FusedUpdate] = weakref.WeakKeyDictionary()
         captured: weakref.WeakKeyDictionary[Any, CapturedUpdate] = weakref.WeakKeyDictionary()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotlap.parts.worker_room import DEPTH, WorkerRoom, sample_bytes
-from hotlap.source.calls import ABSENT, Call
+from hotlap.source.calls import ABSENT, Call, Doubt
 from hotlap.source.edits import insert_argument, replace_argument
 from hotlap.source.transfers import changes_its_data
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
@@ -47,7 +47,8 @@ class LoaderWorkers(Technique):
     The fix is marked unsafe: a script without an `if __name__ == "__main__":` guard fails where worker processes are
     spawned instead of forked (macOS, Windows, and Linux from Python 3.14 on), and so does a data set that cannot be
     pickled or holds tensors on the GPU. In a run with hotlap the script's own way of starting processes is kept, and
-    such data sets stay without workers, with the reason said.
+    such data sets stay without workers, with the reason said. A setting is for loaders without workers;
+    `num_workers=8:replacing=2` is for those that have two.
 
     ## What changes numerically
     Nothing, in the same order, when the data set draws nothing at random. Random augmentation draws from each worker's
@@ -70,7 +71,8 @@ class LoaderWorkers(Technique):
     aliases = ("num_workers", "prefetch_factor", "workers", "DataLoader")
     traits = frozenset({"loader processes"})
     adjustable = True
-    default = {"num_workers": 4}  # noqa: RUF012  # a constant of the contract, never changed
+    default = {"num_workers": 4}  # noqa: RUF012  # constants of the contract, never changed
+    more_settings = {"prefetch_factor": 8, "persistent_workers": True, "replacing": 2}  # noqa: RUF012
 
     def parity(self, run: Run | None) -> Parity:
         certain = run is not None and all(loader.draws_random is False for loader in run.loaders if loader.trains)
@@ -104,9 +106,18 @@ class LoaderWorkers(Technique):
         patch.at(patch.joints.loader_started, lasting.release, depth=6)  # before those who look at the iterator
         patch.at(patch.joints.loader_started, lasting.start)
 
+    def places(self, source: Source, setting: Setting) -> Iterator[Site]:
+        """A setting that replaces a number was measured for loaders that have so many, and is for no other."""
+        if not setting.get("replacing"):
+            yield from self.spot(source)
+            return
+        calls = list(source.calls(LOADER))
+        for call in calls:
+            is_meant = len(calls) == 1 or (setting["num_workers"] and _is_worth_loading(call))
+            if is_meant and _can_be_replaced(call, setting):
+                yield source.site(call.node, f"measured with {setting['num_workers']} workers", "unsafe")
+
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
-        if "replacing" in setting:
-            return []  # it was measured for loaders that have workers, and this is none
         call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
         depth = setting.get("prefetch_factor")
         added = [f"prefetch_factor={depth}"] if depth and call.setting("prefetch_factor") is ABSENT else []
@@ -230,6 +241,19 @@ def _batches(chosen: dict[str, Any]) -> int:
         return -(-len(chosen["dataset"]) // _batch_size(chosen))
     except TypeError:  # no length: only a sampler knows
         return 1 << 30
+
+
+def _can_be_replaced(call: Call, setting: Setting) -> bool:
+    """Whether a loader surely has the number that was replaced, by a constant and not by an option the user may give,
+    and nothing else beside it that would have to change."""
+    workers = call.known("num_workers", NUM_WORKERS)
+    if isinstance(workers, Doubt) or workers.is_default or workers.value != setting["replacing"]:
+        return False
+    bound = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")  # to workers
+    if not setting["num_workers"]:
+        return all(call.setting(name) is ABSENT for name in bound)
+    is_new = setting["num_workers"] != setting["replacing"] or "prefetch_factor" in setting
+    return is_new and ("prefetch_factor" not in setting or call.setting("prefetch_factor") is ABSENT)
 
 
 def _is_worth_loading(call: Call) -> bool:

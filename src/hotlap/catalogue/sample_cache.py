@@ -56,6 +56,7 @@ class SampleCache(Technique):
     aliases = ("in-memory dataset", "cache", "Image.open", "cv2.imread")
     traits = frozenset({"cached samples"})
     fills_in_an_epoch = True
+    more_settings = {"bytes": 2**30, "hold": "auto"}  # noqa: RUF012  # constants of the contract, never changed
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.IDENTICAL

@@ -256,7 +256,8 @@ def _timing(trial: Trial) -> Timed | Untimed:
     if not all(map(math.isfinite, run.losses)):
         return Untimed("the loss became non-finite", run, trial.log)
     if len(run.step_seconds) < 3:
-        return Untimed(f"only {len(run.step_seconds)} training steps were seen", run, trial.log)
+        seen = len(run.step_seconds)
+        return Untimed(f"only {seen} training step{'' if seen == 1 else 's'} seen in its own process", run, trial.log)
     found = pace(run)
     if run.withdrawn:
         return Untimed(f"could not be applied: {run.withdrawn[0]}", run, trial.log, found.level)

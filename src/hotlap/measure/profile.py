@@ -284,8 +284,11 @@ def _verdict(technique: Technique, run: Run) -> Verdict:
 def _nothing_seen(target: Target, trial: Trial, code: int) -> str:
     if code and trial.run is None:
         return f"{target} ended ({trial.ending}) and took its record with it: mend that first"
+    if code == 130:
+        return f"{target} was stopped before its first training step: let it run until it trains"
     if code:
         return f"{target} ended with exit code {code} before its first training step: mend that first"
     if trial.run is None:
         return f"{target} ended without importing torch: name the script that trains"
-    return f"{target} ended without one whole training step: name the script that trains, or let it train for longer"
+    trained = "one whole training step in its own process"
+    return f"{target} ended without {trained}: name the script that trains, or let it train for longer"

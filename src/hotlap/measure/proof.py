@@ -91,6 +91,8 @@ class Proof:
             (verdict.saw_an_epoch_end, Caveat.NO_EPOCH_END.text()),
         ):
             self.found.caveats += [] if is_so or caveat in self.found.caveats else [caveat]
+        if verdict.saw_an_epoch_end and Caveat.NO_EPOCH_END.text() in self.found.caveats:
+            self.found.caveats.remove(Caveat.NO_EPOCH_END.text())  # said of the timed trials, and now not true
         self.found.losses_before, self.found.losses_after = verdict.losses_before, verdict.losses_after
         return verdict.checks
 

@@ -28,4 +28,5 @@ def no_baseline(timing: Untimed) -> str:
     if timing.run is not None and timing.ending.startswith("only "):
         return f"{timing.ending}: name the script that trains, or give it arguments that train for longer"
     last = timing.log.strip().split("\n")[-1][:200]
-    return f"the script does not run by itself ({timing.ending}{'; ' + last if last else ''}): mend that first"
+    more = f"; {last}" if last and last not in timing.ending else ""
+    return f"the script does not run by itself ({timing.ending}{more}): mend that first"

@@ -108,6 +108,7 @@ def render(report: AnyReport, format: str) -> str:
 
 def write_file(path: str, text: str) -> None:
     try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:

@@ -49,8 +49,10 @@ class _Drawing:
 
     def opening(self) -> list[Any]:
         report = self.report
-        title = self.line(anatomy.headline(report), STRONG)
-        title.append(f"   {anatomy.timed(report)}", style=f"not bold {QUIET}")
+        title, timed = self.line(anatomy.headline(report), STRONG), anatomy.timed(report)
+        is_short = self.tight or title.cell_len + 3 + len(timed) <= self.width
+        gap = "   " if is_short else "\n"
+        title.append(f"{gap}{timed}", style=f"not bold {QUIET}")
         evidence = report.bound.evidence[: 3 if self.rows > 3 else 2 if self.rows > 1 else 1]
         about = f"{anatomy.busy(report)}; {figures.line(report.facts.hardware or report.device)}"
         ending = [self.cut(anatomy.failure(report), 2, BAD)] if anatomy.failure(report) else []
@@ -66,7 +68,8 @@ class _Drawing:
         most = max(FEWEST_SHARES, len(weight) - self.left_out // 2)
         shown = set(sorted(weight, key=lambda name: -weight[name])[:most])
         is_roomy = self.width >= (118 if device else 96)
-        bar = 24 if is_roomy else max(4, min(14, (self.width - 46) // 2) if device else 18)
+        is_explained = is_roomy or (not device and self.width >= 78)
+        bar = 24 if is_roomy else max(4, min(14, (self.width - 46) // 2) if device else min(18, self.width - 28))
         table = Table.grid(padding=(0, 1))
         for k in range(8 if device else 5):
             table.add_column(justify="right" if k % 3 != 1 and 0 < k < 7 else "left", no_wrap=True)
@@ -76,7 +79,7 @@ class _Drawing:
             if name in shown:
                 cells = self.share(report.shares.get(name, 0.0), max(weight.values()), bar)
                 cells += self.share(device.get(name, 0.0), max(weight.values()), bar) if device else []
-                meaning = wording.SHARE_MEANINGS.get(name, "") if is_roomy or not device else ""
+                meaning = wording.SHARE_MEANINGS.get(name, "") if is_explained else ""
                 table.add_row(name, *cells, Text(meaning, QUIET))
         return [table] if weight else []
 
@@ -132,7 +135,7 @@ class _Drawing:
     def layers(self) -> list[Subject]:
         found = anatomy.layers(self.report)
         if not found:
-            return [("layers", [self.line(self.report.look, QUIET)])] if self.report.look else []
+            return [("layers", [self.cut(self.report.look, 2, QUIET)])] if self.report.look else []
         cells = []
         for one in found[: self.rows]:
             name = tail(figures.line(anatomy.layer_name(one, self.report)), max(16, self.width // 4), self.options)

@@ -50,7 +50,7 @@ def files_below(
             if is_empty and not _holds_any(given, suffixes):
                 troubles.append(f"{given} holds no Python files: name the folder of the training code.")
         elif not os.path.lexists(given):
-            troubles.append(f"{given} does not exist.")
+            troubles.append(f"{given} does not exist: check the path.")
         elif not os.path.isfile(given):
             troubles.append(f"{given} is no file that can be read.")
         elif _is_new(given, seen) and not configuration.excludes(given):

@@ -40,7 +40,7 @@ class Rewriter(Protocol):
     @property
     def default(self) -> Setting: ...
 
-    def spot(self, source: Any) -> Iterator[Site]: ...
+    def places(self, source: Any, setting: Any) -> Iterator[Site]: ...
 
     def rewrite(self, site: Any, setting: Any) -> Iterable[Edit]: ...
 
@@ -90,7 +90,7 @@ def _edits(source: Source, technique: Rewriter, setting: Setting, unsafe: bool, 
     """The edits of all sites that go together and leave a text that Python takes; the others wait for the next pass."""
     accepted: list[Edit] = []
     takes = _compiles if _compiles(source.text) else _parses  # the user's own text may hold a stray `return`
-    for site in technique.spot(source):
+    for site in technique.places(source, setting):
         is_wanted = site.fix == "safe" or (unsafe and site.fix == "unsafe")
         if is_wanted and (doubtful or not site.doubtful) and not is_silenced(site, technique.id):
             edits = list(technique.rewrite(site, setting))

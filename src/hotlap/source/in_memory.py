@@ -82,10 +82,14 @@ class InMemory:
         put_lines_back(tree, result, Lines(decoded(data, path)))
         return compile(tree, path, "exec", dont_inherit=True)
 
+    @property
+    def missing(self) -> list[str]:
+        """The techniques that were wanted and are not there, by now."""
+        return [technique.id for technique, _ in self._choices if technique.id not in self.written]
+
     def unwritten(self) -> list[str]:
-        """What was wanted and is not there, by now, each in a sentence."""
-        missing = [technique.id for technique, _ in self._choices if technique.id not in self.written]
-        return [f"{name} found no place in this script's source" for name in missing]
+        """The same, each in a sentence."""
+        return [f"{name} found no place in this script's source" for name in self.missing]
 
     def remove(self) -> None:
         if self in sys.meta_path:
