@@ -36,7 +36,14 @@ EXPERTS_HEAD = (
 TRAINERS = ("accelerate", "accelerate-compile", "lightning", "lightning-compile")
 COMPUTING_TOTALS = ("**together**", "trials, date")
 COMPUTING_MARKS = re.compile(r"(<!-- computing -->\n).*?(<!-- /computing -->)", re.DOTALL)
-OTHERS = ("overhead-", "exhaustive-", "decoding-", "fixed-", "feed-")  # records of other benches, which are no tunings
+OTHERS = (
+    "overhead-",
+    "exhaustive-",
+    "decoding-",
+    "fixed-",
+    "feed-",
+    "faults-",
+)  # records of other benches, which are no tunings
 
 
 def records(results: Path) -> list[Path]:

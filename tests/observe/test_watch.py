@@ -21,7 +21,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from hotlap.observe.facts import has_private_generator
+from hotlap.observe.facts import has_private_generator, loader_facts
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import Run
@@ -385,6 +385,21 @@ def test_draws_random_is_unknown_where_nobody_looked(watched) -> None:
     model = nn.Linear(3, 1)
     record = watched(lambda: train(model, sgd(model), DataLoader(Rows(), 6, shuffle=True), epochs=3))
     assert record.loaders[0].draws_random is None
+
+
+def test_random_transforms_are_known_where_workers_draw() -> None:
+    transforms = pytest.importorskip("torchvision.transforms")
+    still = transforms.Compose([transforms.Resize(8), transforms.ToTensor()])
+    moving = transforms.Compose([transforms.RandomHorizontalFlip(), still])
+    held = {"plain": still, "moving": moving, "nested": transforms.Compose([moving]), "none": None}
+    found = {
+        name: [
+            loader_facts(DataLoader(data, 2, num_workers=2)).draws_random
+            for data in (Rows(transform=value), Subset(Rows(transform=value), [0, 1]))
+        ]
+        for name, value in held.items()
+    }
+    assert found == {"plain": [None] * 2, "moving": [True] * 2, "nested": [True] * 2, "none": [None] * 2}
 
 
 OURS = numpy.random.default_rng(0)

@@ -136,12 +136,12 @@ class Bench:
         """Whether a single trial of it would cost nothing."""
         return self._recalled(plan) is not None
 
-    def time(self, plan: Sequence[Choice], label: str, role: Role, again: bool = False) -> Timed | Untimed:
+    def time(self, plan: Sequence[Choice], label: str, role: Role, again: int = 0) -> Timed | Untimed:
         """One trial. Where a single one is enough, one on record will do: baselines and pairs are always run. `again`
-        asks for a second opinion, which is on record by itself."""
+        asks for another opinion, each of which is on record by itself."""
         if role in ("baseline", "confirm"):
             return self._measured(plan, label, role)
-        kind = "time again" if again else "time"
+        kind = f"time again {again}" if again else "time"
         known = self._recalled(plan, kind)
         if known is not None:
             timing, recalled = known

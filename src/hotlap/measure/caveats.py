@@ -20,6 +20,10 @@ class Caveat(Enum):
     INTERRUPTED = "stopped before it was done: what was not proven by then is not kept"
     NO_ROOM = "the budget left no room for {count} of the trials beside the proof: try --budget {budget}"
     NOT_CONFIRMED = "the budget ended before the gain was proven by pairs: try --budget {budget}"
+    NOT_LOOKED_AT = (
+        "the whole plan was not the same training, and the budget left no room to look at {count} of its members by"
+        " themselves: try --budget {budget}"
+    )
     REPEATS_ITSELF_NOT = "the script does not repeat itself bit for bit, so equality is judged by its own spread"
 
     KNOWN_PROOF = "the proof by pairs is from {day}, and nothing changed since: --fresh measures it again"

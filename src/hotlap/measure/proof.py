@@ -15,7 +15,7 @@ from hotlap.measure.stats import LOOKS, Decision, calibration_sd, compare
 from hotlap.observe.run import Run
 from hotlap.records import from_json, to_json
 from hotlap.report.findings import Ablation, ParityCheck, TrialTimes
-from hotlap.technique import Choice
+from hotlap.technique import Choice, Family, Parity
 
 PARITY_TRIALS = 2  # what the three, shorter, parity runs cost, in timing trials
 OTHER_SEEDS = 2  # runs of the script for the band round its losses
@@ -56,21 +56,67 @@ class Proof:
         same = Sameness(self._bench, self._parity_folder)
         checks = self._verdict(same, self.found.plan, "plan")
         if not passed(checks) and len(self.found.plan) > 1:
-            for choice in list(self.found.plan):
-                alone = self._verdict(same, [choice], str(choice))
-                if not passed(alone):
-                    self._drop(choice, f"not the same training: {failure(alone)}")
-            if self.found.plan:
-                checks = self._verdict(same, self.found.plan, "plan")
+            checks = self._without_culprits(same, checks)
         self.found.checks = checks
         if self.found.plan and not passed(checks):
             self._drop_all(f"not the same training: {failure(checks)}")
+
+    def _without_culprits(self, same: Sameness, checks: list[ParityCheck]) -> list[ParityCheck]:
+        """Look at members by themselves, the likeliest to be at fault first, until the rest passes. Who was not looked
+        at when the budget ends has to go: the fault may be there."""
+        suspects = sorted(self.found.plan, key=lambda choice: self._innocence(choice, checks))
+        while suspects and (self._has_room_for_a_look(same) or self._is_judged([suspects[0]])):
+            choice = suspects.pop(0)
+            alone = self._verdict(same, [choice], str(choice))
+            if not self.found.plan:  # the script itself gave nothing to compare with
+                return []
+            if passed(alone):
+                continue
+            self._drop(choice, f"not the same training: {failure(alone)}")
+            checks = self._verdict(same, self.found.plan, "plan")
+            if passed(checks):
+                return checks
+        for choice in suspects:
+            self._drop(
+                choice,
+                f"the whole was not the same training ({failure(checks)}), and the budget ended before a look at this",
+            )
+        if suspects:
+            self.found.cut_short = True
+            budget = self._bench.spent + (1 + len(suspects)) * self._look_seconds(same) + self._for_pairs
+            words = {"count": len(suspects), "budget": f"{max(budget, 1.2 * self._budget):.0f}s"}
+            self.found.caveats.insert(0, Caveat.NOT_LOOKED_AT.text(**words))
+            checks = self._verdict(same, self.found.plan, "plan")
+        return checks
+
+    def _innocence(self, choice: Choice, checks: list[ParityCheck]) -> tuple[bool, bool]:
+        """Other batches come from what feeds; and what promises the same bits keeps the rest, too, more often."""
+        feeds = choice.technique.family in (Family.WAIT, Family.COPY)
+        batches_differ = not checks[0].passed
+        return feeds is not batches_differ, self.found.parities[choice.technique.id] is Parity.IDENTICAL
+
+    def _has_room_for_a_look(self, same: Sameness) -> bool:
+        """At one member and at what remains, so that the first pairs still fit."""
+        return self._bench.spent + 2 * self._look_seconds(same) + self._for_pairs <= self._budget
+
+    def _look_seconds(self, same: Sameness) -> float:
+        return same.seconds or self._trial_seconds
+
+    @property
+    def _for_pairs(self) -> float:
+        return 2 * LOOKS[0] * self._trial_seconds
+
+    def _is_judged(self, plan: Sequence[Choice]) -> bool:
+        return self._bench.recall(self._kind(plan), plan, is_timed=False) is not None
+
+    def _kind(self, plan: Sequence[Choice]) -> str:
+        return f"parity, {level_of(plan, self.found.parities).value}"
 
     def _verdict(self, same: Sameness, plan: Sequence[Choice], label: str) -> list[ParityCheck]:
         """Judged now, or on record for this very plan. Nothing to judge where the script gives no reference."""
         if not plan:
             return []
-        kind = f"parity, {level_of(plan, self.found.parities).value}"
+        kind = self._kind(plan)
         recalled = self._bench.recall(kind, plan, is_timed=False)
         if recalled is not None:
             self._bench.known.use(recalled)

@@ -20,8 +20,10 @@ class Purse:
         self.reserved = 0.0  # of what is left for trials
 
     def has_room_for(self, plan: Sequence[Choice], trials: int = 1, start_up_seconds: float = 0.0) -> bool:
-        needed = trials * self.plan_seconds + start_up_seconds + self.reserved
-        return self.until_proof >= needed or self._bench.knows(plan)
+        return self.has_room(trials, start_up_seconds) or self._bench.knows(plan)
+
+    def has_room(self, trials: int, start_up_seconds: float = 0.0) -> bool:
+        return self.until_proof >= trials * self.plan_seconds + start_up_seconds + self.reserved
 
     @property
     def until_proof(self) -> float:

@@ -16,7 +16,6 @@ from hotlap.report.findings import NotTried
 from hotlap.technique import Choice, Family, Technique
 
 _FEEDING = (Family.WAIT, Family.COPY)
-_SURE = 1.15  # what is left out and costs less than so much beyond the noise is left out once more
 _SLOW_SHARE = 0.5  # of what is left for trials, kept for what takes long to get going
 
 
@@ -35,6 +34,7 @@ class Screening:
         self._bench, self._purse, self.found, self._techniques = bench, purse, found, techniques
         self._listener, self._allow_different = listener, allow_different
         self._unfit: list[str] = []  # what the budget had no room for
+        self._passed_over: list[Choice] = []  # timed, and not taken in
 
     def run(self) -> None:
         """All together at first. What is left goes family by family, largest current share first. Within one, each is
@@ -60,6 +60,7 @@ class Screening:
                     better.append((ratio, timing, candidate))
                 else:
                     self.found.reject([candidate.choice()], no_gain(ratio, [candidate.choice()], timing.run))
+                    self._passed_over.append(candidate.choice())
                     idle.append(candidate)
             waiting = rest
             if better:
@@ -72,9 +73,18 @@ class Screening:
         self._try_partners(idle)
         self._say_what_did_not_fit()
 
+    @property
+    def passed_over(self) -> list[Choice]:
+        """What may deserve a second look: it could still save something, and starts like the others."""
+        after = self.found.after
+        if after is None:
+            return []
+        able = [one for one in self._passed_over if not one.start_up_seconds]
+        return [one for one in able if isinstance(consider(one.technique, after, self._allow_different), Candidate)]
+
     def _try_together(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Most techniques are not in each other's way, so all at once is the shortest way to a good plan; `_weed` takes
-        out what it is no slower without. Gives back those still to be tried one by one."""
+        """Most techniques are not in each other's way, so all at once is the shortest way to a good plan; `Settling`
+        takes out what it is no slower without. Gives back those still to be tried one by one."""
         together: list[Candidate] = []
         for candidate in sorted(candidates, key=lambda one: -one.most):
             if clash(candidate.choice(), [one.choice() for one in together]) is None:
@@ -204,6 +214,7 @@ class Screening:
             self.found.accept(choice)
         for enemy in [kept for kept in self.found.plan if clash(kept, choices) is not None]:
             self.found.reject([enemy], f"cannot live with {' + '.join(map(str, choices))}, which is faster")
+            self._passed_over.append(enemy)
         self.found.plan[:] = [*self._friends(choices), *choices]
         self.found.level, self.found.after = timing.level, timing.run
         if not any(choice.technique.start_up_seconds for choice in self.found.plan):  # what it made is there by now
@@ -228,6 +239,7 @@ class Screening:
         ratio = self.found.level / timing.level
         if ratio < self.found.worth_keeping:
             self.found.reject([choice], f"{ratio:.2f}x against the setting kept")
+            self._passed_over.append(choice)
             return
         gain = self.found.gains[choice.technique.id]
         self.found.gains[choice.technique.id] = gain * ratio if gain else None
@@ -279,41 +291,6 @@ class Screening:
         else:
             words = f"{choice} takes about {choice.start_up_seconds:.0f} s to start: try a larger --budget"
             self.found.not_tried.append(NotTried(choice.technique.id, words))
-
-    def weed(self) -> None:
-        """Leave each out once, partners together. What the plan is no slower without has to go before the proof: it
-        would be proven along with the rest. The least promising first; a trial made here is the ablation's too."""
-        for choice in reversed(list(self.found.plan)):
-            if choice not in self.found.plan:
-                continue
-            unit = [choice, *partners(choice, self.found.plan)]
-            rest = [other for other in self.found.plan if other not in unit]
-            if not rest or not self._purse.has_room_for(rest):
-                continue
-            left_out = self._left_out(rest, f"without {' + '.join(map(str, unit))}")
-            if left_out is None:
-                continue
-            worth, timing = left_out
-            if worth >= self.found.worth_keeping:
-                new = [one.technique.id for one in unit if self.found.gains.get(one.technique.id) is None]
-                self.found.gains |= dict.fromkeys(new, worth)
-            else:
-                self.found.plan, self.found.level, self.found.after = rest, timing.level, timing.run
-                self.found.reject(unit, f"worth nothing on top of {' + '.join(map(str, rest))}")
-
-    def _left_out(self, rest: list[Choice], label: str) -> tuple[float, Timed] | None:
-        """How much slower the plan is without something. A small figure is looked at twice: a plan that is much faster
-        than the script may be noisier, too."""
-        timing = self._bench.time(rest, label, "ablation")
-        if not isinstance(timing, Timed):
-            return None
-        worth, least = timing.level / self.found.level, self.found.worth_keeping
-        if least <= worth < _SURE * least and self._purse.has_room_for(rest, trials=2):
-            plan = list(self.found.plan)
-            without, whole = (self._bench.time(one, label, "ablation", again=True) for one in (rest, plan))
-            if isinstance(without, Timed) and isinstance(whole, Timed):
-                worth = math.sqrt(worth * without.level / whole.level)
-        return worth, timing
 
 
 def _is_about(line: str, candidate: Candidate) -> bool:

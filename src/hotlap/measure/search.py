@@ -14,6 +14,7 @@ from hotlap.measure.found import Found
 from hotlap.measure.proof import Proof
 from hotlap.measure.purse import Purse
 from hotlap.measure.screening import Screening
+from hotlap.measure.settling import Settling
 from hotlap.measure.verdicts import no_baseline
 from hotlap.observe.run import Run
 from hotlap.technique import Technique
@@ -41,7 +42,7 @@ class Search:
         try:
             self._baseline()
             self.screening.run()
-            self.screening.weed()
+            Settling(self._bench, self.purse, self.found).run(self.screening.passed_over)
             Proof(self._bench, self.found, self._budget, self.purse.trial_seconds, self._parity_folder).run()
         except KeyboardInterrupt:
             self.found.cut_short = True

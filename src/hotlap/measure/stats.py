@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -54,6 +55,14 @@ def calibration_sd(baselines: list[float]) -> float:
     return math.sqrt(max(seen, usual))
 
 
+def process_sd(groups: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of the log level of identical processes, from groups of logs, each of one plan. What machines
+    usually show counts as a little more of the same."""
+    squares = math.fsum((len(logs) - 1) * _variance(logs) for logs in groups if len(logs) > 1)
+    freedom = sum(len(logs) - 1 for logs in groups if len(logs) > 1)
+    return math.sqrt((_PRIOR_WEIGHT * _PRIOR_SD**2 / 2 + squares) / (_PRIOR_WEIGHT + freedom))
+
+
 def compare(baselines: list[float], candidates: list[float], sd: float) -> Comparison:
     """Judge pairs (baseline i against candidate i), at any number of pairs; claims fall only at the looks."""
     differences = sorted(math.log(a / b) for a, b in zip(baselines, candidates, strict=True))
@@ -91,7 +100,7 @@ def _consistent(baselines: list[float], candidates: list[float], differences: li
     return True
 
 
-def _variance(values: list[float]) -> float:
+def _variance(values: Sequence[float]) -> float:
     mean = statistics.fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 

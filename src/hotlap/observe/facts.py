@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from hotlap.parts.compilable import why_not_compiled
 from hotlap.parts.repeated_blocks import repeated_blocks
 
 _SIZES = 64  # of a root, written down
+_DRAWS = re.compile("Random|RandAugment|ColorJitter|AutoAugment|TrivialAugment|AugMix")  # transforms, by their names
 
 
 def loader_facts(loader: Any) -> LoaderFacts:
@@ -37,6 +39,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
         in_memory=is_in_memory(loader.dataset),
         length=None if iterable else _length(loader.dataset),
         private_generator=has_private_generator(loader.dataset),
+        draws_random=has_random_transform(loader.dataset) or None,
         start_method=start_method(context),
         dataset_id=id(loader.dataset),
         worker_init=loader.worker_init_fn is not None,
@@ -92,17 +95,32 @@ def has_private_generator(dataset: Any, depth: int = 3) -> bool:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kinds += (numpy.random.Generator, numpy.random.RandomState)
-    held = list(getattr(dataset, "__dict__", {}).values())
+    held = _held(dataset)
+    if any(isinstance(value, kinds) for value in (*held, *_named_in_class(type(dataset)))):
+        return True
+    return depth > 0 and any(has_private_generator(value, depth - 1) for value in held if _may_hold(value))
+
+
+def has_random_transform(dataset: Any, depth: int = 3) -> bool:
+    """Whether it surely draws at random, told without a draw: what workers do to their generators nobody watches."""
+    if "torchvision" not in sys.modules:
+        return False
+    held = _held(dataset)
+    if any(type(value).__module__.startswith("torchvision.") and _DRAWS.match(type(value).__name__) for value in held):
+        return True
+    return depth > 0 and any(has_random_transform(value, depth - 1) for value in held if _may_hold(value))
+
+
+def _held(thing: Any) -> list[Any]:
+    held = list(getattr(thing, "__dict__", {}).values())
     for value in list(held):
         if isinstance(value, (list, tuple, dict)) and len(value) <= 32:
             held.extend(value.values() if isinstance(value, dict) else value)
-    if any(isinstance(value, kinds) for value in (*held, *_named_in_class(type(dataset)))):
-        return True
-    return depth > 0 and any(
-        has_private_generator(value, depth - 1)
-        for value in held
-        if hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, torch.Tensor))
-    )
+    return held
+
+
+def _may_hold(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, sys.modules["torch"].Tensor))
 
 
 def _named_in_class(kind: type) -> Iterator[Any]:

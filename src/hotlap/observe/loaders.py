@@ -71,7 +71,7 @@ class Loaders:
             key: dataclasses.replace(
                 one,
                 draws=draws.get(key, 0),
-                draws_random=self._random.get(key),
+                draws_random=self._random.get(key, one.draws_random),
                 changes=key in self._changing,
                 batch_bytes=self.batch_bytes.get(key, 0),
                 no_workers=self.no_workers.get(key, ""),

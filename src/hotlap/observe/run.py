@@ -27,7 +27,7 @@ class LoaderFacts:
     start_method: str  # "fork", "spawn", "forkserver"
     draws: int = 0
     trains: bool = False  # its batches were followed by a backward
-    draws_random: bool | None = None  # fetching moved a global random generator; None = not watched
+    draws_random: bool | None = None  # fetching moved a global generator, or transforms surely do; None = not known
     dataset_id: int = 0  # tells data sets of one run apart
     kept: bool = False  # its batches came out of a store of finished samples
     changes: bool = False  # its data set changed while it was being read

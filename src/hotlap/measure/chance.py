@@ -1,0 +1,65 @@
+"""How far two samples of draws may be apart by chance, whatever the shape of what they were drawn from.
+
+Where both come from the same distribution, any pair of draws could as well have come the other way round. So a figure
+is held against what it would have been with pairs swapped at random: losses with heavy tails are far apart then, too,
+where a fixed limit would call them different. Swaps keep what the two of a pair have in common."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from functools import cache
+
+_SWAPS = 1000  # the first of which swaps nothing
+_AT_ONCE = 8  # pairs whose sums are made for all their swaps beforehand
+
+
+def spread(ours: Sequence[float], theirs: Sequence[float], rate: float) -> tuple[float, float]:
+    """Log of how much wider theirs are spread, and how far from 0 chance takes that, but for this rate."""
+    middle = statistics.fmean([*ours, *theirs])
+    ours, theirs = [x - middle for x in ours], [x - middle for x in theirs]
+    squares = math.fsum(x * x for x in [*ours, *theirs])
+    shifts = _swapped([b - a for a, b in zip(ours, theirs, strict=True)])
+    growths = _swapped([b * b - a * a for a, b in zip(ours, theirs, strict=True)])
+
+    def log_ratio(growth: float, shift: float) -> float:
+        """From the sums of what theirs have more than ours, squared and plain."""
+        least, mean_part = 1e-14 * squares or 1e-300, shift * shift / (2 * len(ours))  # less is rounding
+        return 0.5 * math.log(max(squares + growth - mean_part, least) / max(squares - growth - mean_part, least))
+
+    figures = list(map(log_ratio, growths, shifts))
+    return figures[0], _reach(figures, rate)
+
+
+def mean(ours: Sequence[float], theirs: Sequence[float], rate: float) -> tuple[float, float]:
+    """By how much theirs are larger, and how far from 0 chance takes that, but for this rate."""
+    shifts = _swapped([b - a for a, b in zip(ours, theirs, strict=True)])
+    return shifts[0] / len(ours), _reach(shifts, rate) / len(ours)
+
+
+def _reach(figures: list[float], rate: float) -> float:
+    """What no more than this share of all swaps goes beyond: so what is right does so at this rate at most."""
+    beyond = max(1, int(rate * len(figures)))
+    return heapq.nlargest(beyond + 1, map(abs, figures))[-1]
+
+
+def _swapped(differences: Sequence[float]) -> list[float]:
+    """The sum of the differences after each of the swaps, which turn signs."""
+    totals = [0.0] * _SWAPS
+    for start in range(0, len(differences), _AT_ONCE):
+        sums = [0.0]
+        for difference in differences[start : start + _AT_ONCE]:
+            sums = [one + difference for one in sums] + [one - difference for one in sums]
+        last = len(sums) - 1
+        totals = [total + sums[place & last] for total, place in zip(totals, _places(start), strict=True)]
+    return totals
+
+
+@cache
+def _places(start: int) -> list[int]:
+    """Which of their sums so many pairs take in each swap. Always the same: no judgement depends on luck of its own."""
+    dice = random.Random(start)
+    return [0, *(dice.randrange(2**_AT_ONCE) for _ in range(_SWAPS - 1))]

@@ -1,0 +1,117 @@
+"""A whole plan that is not the same training: who is looked at, in what order, and what is said of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from test_search import Fast, Made
+
+from hotlap.measure import proof
+from hotlap.measure.found import Found
+from hotlap.measure.proof import Proof
+from hotlap.report.findings import ParityCheck
+from hotlap.technique import Choice, Family, Parity
+
+
+class Feeder(Fast): ...
+
+
+class Layout(Fast):
+    family = Family.COMPUTE
+
+
+class Rounding(Layout): ...
+
+
+class Drawing(Layout): ...
+
+
+MEMBERS = (Feeder(), Layout(), Rounding(), Drawing())
+EQUIVALENT = {"rounding", "drawing"}  # of the others the same bits are promised
+
+
+class MadeSameness:
+    """Says of a plan that it differs where a culprit is in it. Each look takes so many seconds on the bench's clock."""
+
+    culprits: frozenset[str] = frozenset()
+    batches_differ = False
+    seconds, looks, losses, reference_losses = 2.0, [], [], []  # type: ignore[var-annotated]
+    repeats_itself = saw_an_epoch_end = True
+
+    def __init__(self, bench: Made, folder: str) -> None:
+        self._bench = bench
+
+    def start(self) -> None: ...
+
+    def checks(self, plan: Sequence[Choice], label: str, parities: Any) -> list[ParityCheck]:
+        names = [choice.technique.id for choice in plan]
+        self.looks.append(names)
+        self._bench.asked += [("parity",)] * int(self.seconds)
+        is_same = not self.culprits & set(names)
+        batches = ParityCheck("batches that differ, of 9", 0.0, "= 0", is_same or not self.batches_differ)
+        return [batches, ParityCheck("loss difference, median", 1.0, "<= 1e-03", is_same)]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch):
+    """`check(culprits, budget) -> (found, looks)` for a plan of all members."""
+
+    def run(culprits: set[str], budget: float, batches_differ: bool = False) -> tuple[Found, list[list[str]]]:
+        made = type("Sameness", (MadeSameness,), {"looks": [], "batches_differ": batches_differ})
+        made.culprits = frozenset(culprits)
+        monkeypatch.setattr(proof, "Sameness", made)
+        found = Found(plan=[Choice(one, {}) for one in MEMBERS])
+        found.parities = {one.id: Parity.EQUIVALENT if one.id in EQUIVALENT else Parity.IDENTICAL for one in MEMBERS}
+        Proof(Made({}), found, budget, 1.0, "")._check_parity()
+        return found, made.looks
+
+    return run
+
+
+def names(found: Found) -> list[str]:
+    return [choice.technique.id for choice in found.plan]
+
+
+def test_the_likeliest_are_looked_at_first_and_the_rest_is_spared(check) -> None:
+    found, looks = check({"drawing"}, 100.0)
+    assert looks[1:] == [["rounding"], ["drawing"], ["feeder", "layout", "rounding"]]
+    assert names(found) == ["feeder", "layout", "rounding"] and not found.cut_short
+    assert [one.technique for one in found.rejected] == ["drawing"]
+
+
+def test_other_batches_point_at_what_feeds(check) -> None:
+    found, looks = check({"feeder"}, 100.0, batches_differ=True)
+    assert looks[1] == ["feeder"] and names(found) == ["layout", "rounding", "drawing"]
+
+
+def test_each_of_several_culprits_is_found(check) -> None:
+    assert names(check({"drawing", "layout"}, 100.0)[0]) == ["feeder", "rounding"]
+
+
+def test_what_only_differs_together_goes_together(check, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = MadeSameness.checks
+
+    def only_together(self: Any, plan: Sequence[Choice], *rest: Any) -> list[ParityCheck]:
+        self.culprits = frozenset({"drawing"}) if len(plan) > 1 else frozenset()
+        return alone(self, plan, *rest)
+
+    monkeypatch.setattr(MadeSameness, "checks", only_together)
+    found, _ = check({"drawing"}, 100.0)
+    assert names(found) == [] and not found.cut_short
+
+
+def test_the_budget_ends_the_looks_and_says_who_was_not_looked_at(check) -> None:
+    """2 s a look and 6 s for pairs: room for the whole, two members and what remains."""
+    found, looks = check({"layout"}, 14.0)
+    assert looks[1:] == [["rounding"], ["drawing"], ["rounding", "drawing"]]
+    assert names(found) == ["rounding", "drawing"] and found.cut_short
+    assert {one.technique for one in found.rejected} == {"feeder", "layout"}
+    assert all("the budget ended before a look at this" in one.reason for one in found.rejected)
+    assert "look at 2 of its members" in found.caveats[0] and "--budget" in found.caveats[0]
+
+
+def test_without_any_room_nothing_is_kept(check) -> None:
+    found, looks = check({"layout"}, 3.0)
+    assert len(looks) == 1 and names(found) == [] and found.cut_short and found.checks == []
