@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from hotlap.measure.order import Order
 from hotlap.measure.trial import Trial, Trials
@@ -22,8 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Some virtual machines announce matrix units that their host does not let them use: every 16-bit product then
-    dies of an illegal instruction, in plain python too. There, and only there, torch is told not to try."""
+    """Before torch is there. Its threads wait asleep, not spinning: three workers on two cores would take them from
+    each other. Some virtual machines announce matrix units that their host does not let them use: every 16-bit product
+    then dies of an illegal instruction, in plain python too. There, and only there, torch is told not to try."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     planted = str(ROOT / "tests" / "measure")  # tests and trial processes import planted techniques by name
     sys.path.insert(0, planted)
     os.environ["PYTHONPATH"] = os.pathsep.join([planted, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -57,6 +61,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> Iterator[None]:
+    """What a forked copy is asked is answered, however busy the machine is: no test tells by how soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        for asking in ("purity", "worker_room"):
+            patch.setattr(f"hotlap.parts.{asking}._PATIENCE_SECONDS", PATIENCE_SECONDS)
+        yield
+
+
 @pytest.fixture(scope="session")
 def trials():
     with Trials() as server:
@@ -69,7 +82,7 @@ def run_script(trials: Trials):
 
     def run(path: Path | str, choices=(), **wishes) -> Trial:
         kept = trials.exchange("compiled")
-        order = {"limit_seconds": 120.0, "cwd": str(Path(path).parent), "kept_folder": kept, **wishes}
+        order = {"limit_seconds": PATIENCE_SECONDS, "cwd": str(Path(path).parent), "kept_folder": kept, **wishes}
         return trials.run(Order(name=str(path), choices=[choice.to_json() for choice in choices], **order))
 
     return run

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, Dataset
+from waiting import PATIENCE_SECONDS
 
 import hotlap
 from hotlap import plan as plans
@@ -238,7 +239,9 @@ def test_no_plan_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def python(*arguments: str, cwd: Path, **more) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, **more)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_SECONDS, **more
+    )
 
 
 def test_a_script_finds_its_own_plan_from_anywhere(tmp_path: Path) -> None:

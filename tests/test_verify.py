@@ -8,12 +8,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import planted
 import pytest
 from report import samples
+from tuning import MadeUpTimes
+from waiting import PATIENCE_SECONDS
 
 from hotlap import catalogue, cli
 from hotlap import evidence as proofs
@@ -21,10 +24,9 @@ from hotlap import plan as plans
 from hotlap.errors import HotlapError
 from hotlap.evidence import Evidence
 from hotlap.measure import sandbox
+from hotlap.measure.trial import Trials
 from hotlap.plan import Entry, Plan
 from hotlap.report.findings import Facts, Interval, Kept, ParityCheck
-
-pytestmark = pytest.mark.alone
 
 protected = pytest.mark.skipif(sandbox.available() is not None, reason="trials cannot be protected here")
 
@@ -52,7 +54,11 @@ for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 20):
 
 def hotlap(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hotlap", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "hotlap", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_SECONDS,
     )
 
 
@@ -177,15 +183,22 @@ def test_what_changed_is_said_and_the_record_stands_beside(tmp_path: Path) -> No
     assert contents(tmp_path) == before, "log.txt was written in a trial's own view only"
 
 
-def verified(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+@pytest.fixture
+def verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: Trials) -> Callable[..., int]:
     """`hotlap verify` in this process, with a catalogue that also holds what is planted."""
     known = {kind().id: kind() for kind in (*planted.WRONG, planted.Breaks, planted.DoesNothing)}
-    monkeypatch.setattr(cli, "_find", lambda name: known.get(name) or catalogue.find(name))
-    monkeypatch.setattr(sys, "argv", ["hotlap", "verify", *arguments, "train.py"])
-    monkeypatch.chdir(folder)
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    return left.value.code
+    find = catalogue.find
+    monkeypatch.setattr(catalogue, "find", lambda name: known.get(name) or find(name))
+    monkeypatch.setattr("hotlap.measure.verify.Trials", lambda: MadeUpTimes(trials, {}))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["hotlap", "verify", *arguments, "train.py"])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return left.value.code
+
+    return run
 
 
 @protected
@@ -198,10 +211,10 @@ def verified(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> 
         ("does-nothing", "still the same training", 0),
     ],
 )
-def test_a_planted_fault_fails_by_name(tmp_path, monkeypatch, capsys, technique: str, words: str, code: int) -> None:
+def test_a_planted_fault_fails_by_name(tmp_path, verified, capsys, technique: str, words: str, code: int) -> None:
     """The proof on record says that all is well: only running it again can tell."""
     planned(tmp_path, technique)
-    assert verified(tmp_path, monkeypatch) == code
+    assert verified() == code
     out = capsys.readouterr().out
     assert words in out.split("\n\n")[1], out
     failed = [line for line in out.splitlines() if "FAILED" in line]
@@ -210,18 +223,16 @@ def test_a_planted_fault_fails_by_name(tmp_path, monkeypatch, capsys, technique:
 
 
 @protected
-def test_a_script_that_no_longer_repeats_itself_fails(tmp_path: Path) -> None:
+def test_a_script_that_no_longer_repeats_itself_fails(tmp_path: Path, verified, capsys) -> None:
     planned(tmp_path, "fused-optimizer", text=SCRIPT.replace("manual_seed(i)", "manual_seed(os.urandom(1)[0])"))
-    done = hotlap("verify", "train.py", cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "no longer the same training: batches that differ" in done.stdout
+    assert verified() == 1
+    assert "no longer the same training: batches that differ" in capsys.readouterr().out
 
 
 @protected
-def test_the_speed_is_measured_again_when_asked(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("hotlap.measure.verify._TRIAL_SECONDS", 0.3)
+def test_the_speed_is_measured_again_when_asked(tmp_path, verified, capsys) -> None:
     planned(tmp_path, "does-nothing")
-    assert verified(tmp_path, monkeypatch, "--speed") == 0
+    assert verified("--speed") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"2\.0x, 1\.90-2\.10 on 2026-01-01 10:00 UTC; now \d\.\d+x, .* by a few pairs", said), said
 
@@ -235,12 +246,14 @@ def test_the_speed_is_measured_again_when_asked(tmp_path, monkeypatch, capsys) -
         pytest.param(SCRIPT.replace("else 20", "else 0"), "", "train for longer", marks=protected),
     ],
 )
-def test_what_cannot_be_verified_is_one_sentence(tmp_path: Path, text: str, missing: str, words: str) -> None:
+def test_what_cannot_be_verified_is_one_sentence(
+    tmp_path, verified, capsys, text: str, missing: str, words: str
+) -> None:
     planned(tmp_path, "fused-optimizer", text=text)
     if missing:
         os.unlink(tmp_path / missing)
     before = contents(tmp_path)
-    done = hotlap("verify", "train.py", cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert verified() == 2
+    said = capsys.readouterr().err
+    assert words in said and len(said.strip().splitlines()) == 1, said
     assert contents(tmp_path) == before

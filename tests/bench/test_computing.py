@@ -257,7 +257,7 @@ def test_a_script_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "while True:\n    optimizer.zero_grad()\n    model(torch.randn(8, 64)).square().mean().backward()\n"
         "    optimizer.step()\n"
     )
-    given = [str(script), "--techniques", "fused-optimizer", "--repeats", "1", "--seconds", "0.1", "--minutes", "2"]
+    given = [str(script), "--techniques", "fused-optimizer", "--repeats", "1", "--seconds", "0.1", "--minutes", "10"]
     computing.main([*given, "--parity", "--results", str(tmp_path / "results")])
     (path,) = (tmp_path / "results").glob("train-*.json")
     found = json.loads(path.read_text())

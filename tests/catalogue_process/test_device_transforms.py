@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -129,18 +128,15 @@ for epoch in range(3):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_whole_training_has_the_losses_of_plain_python(tmp_path: Path, folder: Path, workers: int) -> None:
+def test_a_whole_training_has_the_losses_of_the_script(run_script, tmp_path: Path, folder: Path, workers: int) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(parts=str(PARTS), folder=str(folder), workers=workers))
-    run = ["-m", "hotlap", "run", "--with", "device-transforms:device=cpu"]
-    plain, with_it = (
-        subprocess.run([sys.executable, *words, str(script)], capture_output=True, text=True, cwd=tmp_path)
-        for words in ([], run)
-    )
-    assert plain.returncode == with_it.returncode == 0, with_it.stderr
-    losses, own = (re.findall(r"loss (\S+)", one.stdout) for one in (with_it, plain))
+    plain, with_it = (run_script(script, choices) for choices in ([], [Choice(find("dali"), {"device": "cpu"})]))
+    assert plain.good and with_it.good, with_it.log
+    losses, own = (re.findall(r"loss (\S+)", one.log) for one in (with_it, plain))
     assert len(own) == 18 and losses == own
-    assert "of the first 16: 0, allowed 1" in with_it.stderr and "withdrawn" not in with_it.stderr
+    assert [(one.count, one.difference, one.limit) for one in with_it.run.compared] == [(16, 0.0, 1.0)]
+    assert with_it.run.withdrawn == []
 
 
 def facts(**given) -> LoaderFacts:

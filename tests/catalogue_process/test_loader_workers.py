@@ -18,6 +18,7 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
 )
+from waiting import PATIENCE_SECONDS
 
 from hotlap.catalogue import find
 from hotlap.measure.candidates import Candidate, Skipped, consider
@@ -152,7 +153,9 @@ def test_workers_that_the_script_chose_stay_unless_they_are_meant(apply) -> None
 def test_another_number_in_place_of_the_script_s(apply) -> None:
     def orders(workers: int) -> list[list[int]]:
         torch.manual_seed(5)
-        loader = DataLoader(Numbers(), 4, shuffle=True, num_workers=workers, prefetch_factor=3, timeout=60)
+        loader = DataLoader(
+            Numbers(), 4, shuffle=True, num_workers=workers, prefetch_factor=3, timeout=PATIENCE_SECONDS
+        )
         assert loader.prefetch_factor == 3 and not loader.persistent_workers
         return [epoch(loader)[0] for _ in range(2)]
 
@@ -178,7 +181,9 @@ def test_a_deeper_queue_also_where_the_number_must_stay(apply) -> None:
 def test_data_in_memory_may_lose_its_workers(apply) -> None:
     apply("loader-workers", {"num_workers": 0, "replacing": 2})
     data = TensorDataset(torch.arange(10))
-    loader = DataLoader(data, 4, num_workers=2, prefetch_factor=4, timeout=30, multiprocessing_context="fork")
+    loader = DataLoader(
+        data, 4, num_workers=2, prefetch_factor=4, timeout=PATIENCE_SECONDS, multiprocessing_context="fork"
+    )
     assert loader.num_workers == 0 and [int(i) for (batch,) in loader for i in batch] == list(range(10))
     for options in ({"persistent_workers": True}, {"worker_init_fn": print}):
         assert DataLoader(data, num_workers=2, **options).num_workers == 2

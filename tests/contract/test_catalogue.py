@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from contract_rules import broken_promises, findings_text
 
 from hotlap.catalogue import TECHNIQUES, find
+from hotlap.measure.trial import Trial
 from hotlap.source.fix import rewritten
 from hotlap.source.module import Source
 from hotlap.technique import Choice, Parity, Technique
@@ -42,6 +44,21 @@ def runnable(technique: Technique) -> None:
         pytest.skip(f"{technique.id} needs a CUDA device to run")
     if technique.needs.package:
         pytest.importorskip(technique.needs.package)
+
+
+@pytest.fixture
+def run_before(run_script) -> Callable[[Technique], Trial]:
+    """What before.py does as it is, run once for all who ask."""
+
+    def run(technique: Technique) -> Trial:
+        if technique.id not in _ran:
+            _ran[technique.id] = run_script(folder(technique) / "before.py")
+        return _ran[technique.id]
+
+    return run
+
+
+_ran: dict[str, Trial] = {}
 
 
 @pytest.mark.parametrize("technique", PARAMETERS)
@@ -83,11 +100,11 @@ def test_before_becomes_after(technique: Technique, request: pytest.FixtureReque
 
 
 @pytest.mark.parametrize("technique", PARAMETERS)
-def test_source_and_process_agree(technique: Technique, run_script) -> None:
+def test_source_and_process_agree(technique: Technique, run_script, run_before) -> None:
     """Running before.py it is not seen; running after.py it is; running before.py with `apply` it is."""
     needs(technique, "seen")
     runnable(technique)
-    before = run_script(folder(technique) / "before.py")
+    before = run_before(technique)
     assert before.good, before.log
     assert technique.seen(before.run) is False
     if "rewrite" in technique.verbs:
@@ -103,10 +120,10 @@ def test_source_and_process_agree(technique: Technique, run_script) -> None:
 
 
 @pytest.mark.parametrize("technique", PARAMETERS)
-def test_says_what_it_could_gain(technique: Technique, run_script) -> None:
+def test_says_what_it_could_gain(technique: Technique, run_before) -> None:
     needs(technique, "settings")
     runnable(technique)
-    run = run_script(folder(technique) / "before.py").run
+    run = run_before(technique).run
     tries = technique.settings(run)
     reason = folder(technique) / "cannot_help.txt"  # of advice that only gives figures
     if reason.exists():

@@ -1,20 +1,23 @@
-"""What may be reused of an earlier tuning, and what not: whole tunings of a script that mostly sleeps, one of them
-killed in the middle, then with one thing changed at a time."""
+"""What may be reused of an earlier tuning, and what not: whole tunings, one of them killed in the middle, then with
+one thing changed at a time. What trials take is made up."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tuning
+from tuning import Spoken
 
 from hotlap.measure import sandbox
+from hotlap.measure.trial import Trials
 
 pytestmark = pytest.mark.skipif(sandbox.available() is not None, reason="trials cannot be protected here")
 HERE = Path(__file__).parent
@@ -37,18 +40,14 @@ for epoch in range(10**6):
 """
 
 
-def start(folder: Path, *arguments: str, tuning: Path = HERE / "tuning.py", **variables: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(tuning), str(folder / "report"), "train.py", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, env=os.environ | variables, **pipes)  # type: ignore[call-overload,no-any-return]
-
-
-def tune(folder: Path, *arguments: str, **wishes: Any) -> tuple[dict[str, Any], list[str]]:
-    process = start(folder, *arguments, **wishes)
-    out, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err
-    *said, report = out.splitlines()
-    return json.loads(report), said
+def tune(
+    server: Trials, folder: Path, *arguments: str, fresh: bool = False, listener: Spoken | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    listener = listener or Spoken()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        report = tuning.tune(server, str(folder / "report"), ["train.py", *arguments], listener, fresh)
+    return report, listener.lines
 
 
 def run(said: list[str]) -> list[str]:
@@ -60,29 +59,37 @@ def run(said: list[str]) -> list[str]:
 def write(folder: Path) -> Path:
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    (folder / "pauses.py").write_text("SECONDS = 0.04\n")
+    (folder / "pauses.py").write_text("SECONDS = 0.0\n")
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def as_nothing_was_compiled() -> Iterator[None]:
+    """Torch sets this when it first compiles in a process, which some other test may have done."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
+def tuned(tmp_path_factory: pytest.TempPathFactory, trials: Trials) -> tuple[Path, dict[str, Any], list[str]]:
     """A tuning that was killed in the middle of its proof, and the one that went on from there."""
     folder = write(tmp_path_factory.mktemp("known") / "project")
-    killed = start(folder)
-    assert killed.stdout is not None
+    command = [sys.executable, str(HERE / "tuning.py"), str(folder / "report"), "train.py"]
     first = []
-    for line in killed.stdout:
-        first.append(line.strip())
-        if line.startswith("confirm"):
-            break
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
-    report, said = tune(folder)
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        for line in killed.stdout:
+            first.append(line.strip())
+            if line.startswith("confirm"):
+                break
+        killed.send_signal(signal.SIGKILL)
+    report, said = tune(trials, folder)
     return folder, report, [*first, "---", *said]
 
 
 @pytest.fixture
-def again(tuned: tuple[Path, dict[str, Any], list[str]]) -> Path:
+def again(tuned: tuple[Path, dict[str, Any], list[str]]) -> Iterator[Path]:
     """The same folder: what a test changes in it is its own. Where it lies is part of the conditions."""
     folder = tuned[0]
     kept = folder.with_name("kept")
@@ -112,8 +119,8 @@ def test_earlier_cost_is_told_apart_and_paid_back_too(tuned) -> None:
     assert report["payback_steps"] == pytest.approx(total / saved, rel=0.05)
 
 
-def test_nothing_changed_and_nothing_but_the_script_is_run(again: Path) -> None:
-    report, said = tune(again)
+def test_nothing_changed_and_nothing_but_the_script_is_run(trials: Trials, again: Path) -> None:
+    report, said = tune(trials, again)
     assert run(said) == []
     assert report["confirmed"] and report["kept"][0]["technique"] == "sleeps-less"
     assert report["parity"] and any("--fresh measures it again" in caveat for caveat in report["caveats"])
@@ -123,70 +130,75 @@ def test_nothing_changed_and_nothing_but_the_script_is_run(again: Path) -> None:
     assert "planted to fail" in reasons["breaks"]
 
 
-def first_screening(folder: Path, *arguments: str, **wishes: Any) -> str:
-    """What was said of the first trial. On record once the next is heard of; the rest is not waited for."""
-    process = start(folder, *arguments, **wishes)
-    assert process.stdout is not None
-    said = []
-    for line in process.stdout:
-        if said:
-            break
-        said += [line] if line.startswith("screen: ") else []
-    process.kill()
-    process.communicate(timeout=60)
-    return said[0]
+class Heard(BaseException):
+    """Enough of it."""
+
+
+def first_screening(server: Trials, folder: Path, *arguments: str, fresh: bool = False) -> str:
+    """What was said of the first trial. On record once the next begins; the rest is not waited for."""
+
+    def stop(said: list[str]) -> None:
+        if any(line.startswith("screen: ") for line in said):
+            raise Heard
+
+    listener = Spoken(stop)
+    with pytest.raises(Heard):
+        tune(server, folder, *arguments, fresh=fresh, listener=listener)
+    return next(line for line in listener.lines if line.startswith("screen: "))
 
 
 @pytest.mark.parametrize("change", ["nothing", "script", "module", "argument", "variable", "fresh"])
-def test_what_rests_on_something_that_changed_is_measured_anew(again: Path, change: str) -> None:
-    arguments, variables = [], {}
+def test_what_rests_on_something_that_changed_is_measured_anew(
+    trials: Trials, again: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     if change == "script":
         (again / "train.py").write_text(SCRIPT + "\n# another script\n")
     elif change == "module":
-        (again / "pauses.py").write_text("SECONDS = 0.0400001\n")
-    elif change == "argument":
-        arguments = ["--again"]
+        (again / "pauses.py").write_text("SECONDS = 0.00001\n")
     elif change == "variable":
-        variables = {"OMP_NUM_THREADS": "1"}
-    elif change == "fresh":
-        variables = {"FRESH": "1"}
-    assert ("known" in first_screening(again, *arguments, **variables)) == (change == "nothing")
+        monkeypatch.setenv("OMP_SCHEDULE", "static")
+    arguments = ["--again"] if change == "argument" else []
+    said = first_screening(trials, again, *arguments, fresh=change == "fresh")
+    assert ("known" in said) == (change == "nothing")
 
 
-def test_a_changed_settings_file_is_noticed(again: Path) -> None:
+def test_a_changed_settings_file_is_noticed(trials: Trials, again: Path) -> None:
     (again / "settings.yaml").write_text("rate: 1")
     arguments = ["--settings=settings.yaml"]
-    assert "known" not in first_screening(again, *arguments)
-    assert "known" in first_screening(again, *arguments)
+    assert "known" not in first_screening(trials, again, *arguments)
+    assert "known" in first_screening(trials, again, *arguments)
     (again / "settings.yaml").write_text("rate: 2")
-    assert "known" not in first_screening(again, *arguments)
+    assert "known" not in first_screening(trials, again, *arguments)
 
 
-def test_a_changed_technique_is_measured_anew(again: Path, tmp_path: Path) -> None:
-    for name in ("tuning.py", "planted.py"):
-        shutil.copy(HERE / name, tmp_path)
-    elsewhere = {"tuning": tmp_path / "tuning.py", "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
-    assert "known" in first_screening(again, **elsewhere), "the same content at another place is the same technique"
+def test_a_changed_technique_is_measured_anew(
+    trials: Trials, again: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(HERE / "planted.py", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    assert "known" in first_screening(trials, again), "the same content at another place is the same technique"
+    assert sys.modules["planted"].__file__ == str(tmp_path / "planted.py")
     with open(tmp_path / "planted.py", "a") as file:
         file.write("\n# changed\n")
-    assert "known" not in first_screening(again, **elsewhere)
+    assert "known" not in first_screening(trials, again)
 
 
-def test_a_torn_line_costs_that_line_only(again: Path) -> None:
+def test_a_torn_line_costs_that_line_only(trials: Trials, again: Path) -> None:
     record = again / "report" / "trials.jsonl"
     lines = record.read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if '"level"' in line)
     record.write_text("\n".join([lines[first][:200], *lines[:first], *lines[first + 1 :]]) + '\n{"key": "torn')
-    _, said = tune(again)
+    _, said = tune(trials, again)
     measured = {tuple(line.split(": ")[:2]) for line in run(said)}
     looks = {one for one in measured if one[0] == "ablation"}  # a little more noise in it may ask for second looks
     assert measured - looks == {("screen", "3 techniques together")}
     assert all(json.loads(line) for line in record.read_text().splitlines())
 
 
-def test_where_nothing_can_be_kept_the_tuning_goes_on_and_says_so(tmp_path: Path) -> None:
+def test_where_nothing_can_be_kept_the_tuning_goes_on_and_says_so(trials: Trials, tmp_path: Path) -> None:
     folder = write(tmp_path / "project")
     (folder / "report" / "trials.jsonl").mkdir(parents=True)
-    report, _ = tune(folder)
+    report, _ = tune(trials, folder)
     assert report["confirmed"]
     assert any("could not be kept for the next tuning" in caveat for caveat in report["caveats"])

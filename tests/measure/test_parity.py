@@ -7,6 +7,7 @@ from pathlib import Path
 import planted
 import pytest
 from networks import NETWORKS, script
+from waiting import PATIENCE_SECONDS
 
 from hotlap.catalogue import find
 from hotlap.measure.order import Order
@@ -34,7 +35,7 @@ class Judging:
 
     def _run(self, path: Path, role, choices=()):
         order = Order(
-            name=str(path), cwd=str(self._folder), steps=STEPS, parity=role, limit_seconds=60,
+            name=str(path), cwd=str(self._folder), steps=STEPS, parity=role, limit_seconds=PATIENCE_SECONDS,
             parity_folder=self._trials.exchange(path.stem), choices=[choice.to_json() for choice in choices],
         )  # fmt: skip
         trial = self._trials.run(order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from hotlap.measure.bench import Bench, Timed, Untimed
 from hotlap.measure.order import Order
@@ -52,7 +53,7 @@ def test_a_technique_that_does_it_is_rejected(trials: Trials, tmp_path: Path) ->
     from planted import Compiles
 
     plan = [Choice(Compiles(), {})]
-    order = Order(name=write(tmp_path, RESTLESS, ""), cwd=str(tmp_path), limit_seconds=60.0)
+    order = Order(name=write(tmp_path, RESTLESS, ""), cwd=str(tmp_path), limit_seconds=PATIENCE_SECONDS)
     bench = Bench(trials, order, 3.0, Silent())  # type: ignore[arg-type]
     assert isinstance(bench.time([], "the script", "baseline"), Timed) and not bench.storm
     timing = bench.time(plan, "compiles", "screen")
@@ -62,7 +63,7 @@ def test_a_technique_that_does_it_is_rejected(trials: Trials, tmp_path: Path) ->
 def test_a_script_that_does_it_by_itself_is_measured_all_the_same(trials: Trials, tmp_path: Path) -> None:
     from planted import DoesNothing
 
-    order = Order(name=write(tmp_path, RESTLESS), cwd=str(tmp_path), limit_seconds=60.0)
+    order = Order(name=write(tmp_path, RESTLESS), cwd=str(tmp_path), limit_seconds=PATIENCE_SECONDS)
     bench = Bench(trials, order, 0.2, Silent())  # type: ignore[arg-type]
     assert isinstance(bench.time([], "the script", "baseline"), Timed)
     assert bench.storm.startswith("recompiles again and again (")

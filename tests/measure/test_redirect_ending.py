@@ -8,19 +8,19 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from redirected import MARK, run
+from waiting import PATIENCE_SECONDS, comes_true
 
 from hotlap.errors import HotlapError
 from hotlap.measure import landlock, sandbox
 from hotlap.measure.order import Order
 from hotlap.measure.trial import Trials
 
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(landlock.available() is not None, reason="no Landlock here")]
+pytestmark = pytest.mark.skipif(landlock.available() is not None, reason="no Landlock here")
 
 DAEMON = f"""
 import os, subprocess, sys, time
@@ -37,10 +37,10 @@ time.sleep(0.5)
 
 @pytest.mark.parametrize("then", ["", "os._exit(3)", "os.kill(os.getpid(), 9)", "time.sleep(600)"])
 def test_no_process_stays(server: Trials, project: Path, then: str) -> None:
-    started = time.monotonic()
-    trial = run(server, project, DAEMON + then, limit_seconds=3.0)
-    assert time.monotonic() - started < 15
+    serving = server._serving()
+    trial = run(server, project, DAEMON + then, limit_seconds=3.0 if "600" in then else PATIENCE_SECONDS)
     assert trial.ending == "finished" if not then else not trial.good
+    assert server._serving() is serving, "it was ended by the server, not together with it"
 
 
 def test_the_tuner_dies_and_nothing_stays(project: Path) -> None:
@@ -51,22 +51,16 @@ from hotlap.measure.trial import Trials
 Trials().run(Order(name={str(project / "train.py")!r}, cwd={str(project)!r}, watched=False, sandbox="redirect"))
 """
     tuner = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 60
 
     def marked() -> list[psutil.Process]:
         return [p for p in psutil.process_iter(["cmdline"]) if MARK in (p.info["cmdline"] or [])]
 
-    while len(marked()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(marked()) == 2
+    assert comes_true(lambda: len(marked()) == 2)
     tuner.kill()
     tuner.wait()
-    deadline = time.monotonic() + 10
-    while marked() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert marked() == []
+    assert comes_true(lambda: not marked())
     for left in Path(tempfile.gettempdir()).glob(f"hotlap-trials-{tuner.pid}-*"):
-        shutil.rmtree(left)
+        shutil.rmtree(left, ignore_errors=True)  # another test's server may sweep it too
 
 
 def test_shared_memory_goes_and_that_of_others_stays(server: Trials, project: Path) -> None:
@@ -90,11 +84,13 @@ def test_shared_memory_goes_and_that_of_others_stays(server: Trials, project: Pa
 
     before = named()
     (project / "train.py").write_text(textwrap.dedent(code))
-    order = Order(name=str(project / "train.py"), cwd=str(project), watched=False, limit_seconds=30.0)
+    order = Order(name=str(project / "train.py"), cwd=str(project), watched=False, limit_seconds=PATIENCE_SECONDS)
     try:
         trial = server.run(order)
         assert int(trial.log.split()[0]) >= 3, trial.log
-        assert named() - before == set(theirs)
+        left = named() - before
+        assert left >= set(theirs)
+        assert comes_true(lambda: not (left - set(theirs)) & named()), left  # other tests' are there for a moment
     finally:
         for path in theirs:
             path.unlink(missing_ok=True)
@@ -103,12 +99,12 @@ def test_shared_memory_goes_and_that_of_others_stays(server: Trials, project: Pa
 NETWORK = """
 import socket
 server = socket.create_server(("127.0.0.1", 0))
-socket.create_connection(("localhost", server.getsockname()[1]), timeout=2)
+socket.create_connection(("localhost", server.getsockname()[1]), timeout=60)
 one, other = socket.socketpair()
 print("loopback works")
 for host in ("192.0.2.1", "data.example.org", "data.example.org"):
     try:
-        socket.create_connection((host, 80), timeout=2)
+        socket.create_connection((host, 80), timeout=60)
     except OSError as error:
         print("outside:", error)
 print(socket.socket().connect_ex(("192.0.2.2", 80)))

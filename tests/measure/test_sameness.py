@@ -6,6 +6,7 @@ from pathlib import Path
 
 import planted
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from hotlap.measure import census
 from hotlap.measure.bench import Bench
@@ -90,7 +91,7 @@ def same(trials, tmp_path: Path):
     def start(loop: str, length: int) -> Sameness:
         path = tmp_path / "train.py"
         path.write_text(HEAD.replace("LENGTH", str(length)) + loop)
-        order = Order(name=str(path), cwd=str(tmp_path), limit_seconds=60)
+        order = Order(name=str(path), cwd=str(tmp_path), limit_seconds=PATIENCE_SECONDS)
         sameness = Sameness(Bench(trials, order, 2.0, Silent()), trials.exchange(tmp_path.name))
         trouble = sameness.start()
         assert trouble is None, trouble

@@ -7,16 +7,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import PATIENCE_SECONDS
 
 from hotlap.measure import landlock, sandbox
 from hotlap.measure.trial import Trials
-
-pytestmark = pytest.mark.alone
 
 LOOP = """
 import torch
@@ -71,11 +69,11 @@ def test_other_endings(run_script, tmp_path: Path, body: str, ending: str) -> No
     assert not trial.good
 
 
-def test_a_hang_is_ended(run_script, tmp_path: Path) -> None:
-    started = time.monotonic()
-    trial = run_script(script(tmp_path, body="import time; time.sleep(60)"), limit_seconds=2.0)
+def test_a_hang_is_ended(trials: Trials, run_script, tmp_path: Path) -> None:
+    serving = trials._serving()
+    trial = run_script(script(tmp_path, body="import time; time.sleep(600)"), limit_seconds=2.0)
     assert trial.ending.startswith("hang")
-    assert time.monotonic() - started < 10
+    assert trials._serving() is serving, "it was ended by the server, not together with it"
 
 
 def test_a_technique_that_breaks_is_withdrawn(run_script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +129,10 @@ def test_no_network_but_loopback(run_script, tmp_path: Path) -> None:
             """
             import socket
             server = socket.create_server(("127.0.0.1", 0))
-            socket.create_connection(server.getsockname(), timeout=2)
+            socket.create_connection(server.getsockname(), timeout=60)
             print("loopback works")
             try:
-                socket.create_connection(("192.0.2.1", 80), timeout=2)
+                socket.create_connection(("192.0.2.1", 80), timeout=60)
             except OSError as error:
                 print("outside:", error.strerror or error)
             """,
@@ -145,8 +143,10 @@ def test_no_network_but_loopback(run_script, tmp_path: Path) -> None:
     assert "outside: Network is unreachable" in trial.log
 
 
-def test_the_tuner_dies_and_nothing_stays(tmp_path: Path) -> None:
+def test_the_tuner_dies_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed outright in the middle of a trial: no process and no folder of the trial's is left running."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where no other test's server sweeps
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / "train.py").write_text(LOOP.format(body="import time; time.sleep(0.1)", epochs=1000))
     code = f"""
 import sys
@@ -162,7 +162,7 @@ trials.run(Order(name={str(tmp_path / "train.py")!r}, cwd={str(tmp_path)!r}, arg
     assert family
     tuner.kill()
     tuner.wait()
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
     assert alive == []
     left = Path(tempfile.gettempdir()).glob(f"hotlap-trials-{tuner.pid}-*")
     assert any(left), "killed outright, it cannot tidy up itself"
@@ -180,7 +180,7 @@ def test_the_server_never_computes() -> None:
         path.write_text(
             "import torch\na = torch.randn(700, 700, requires_grad=True)\n(a @ a).sum().backward()\nprint('sings')\n"
         )
-        trial = trials.run(Order(name=str(path), cwd=folder, limit_seconds=20, watched=False))
+        trial = trials.run(Order(name=str(path), cwd=folder, limit_seconds=PATIENCE_SECONDS, watched=False))
         assert "sings" in trial.log, trial.ending
 
 
@@ -216,5 +216,5 @@ def test_a_script_that_wants_a_terminal(run_script, tmp_path: Path, kind: str) -
     try: input()
     except EOFError: print("the end")
     """
-    trial = run_script(script(tmp_path, text), watched=False, terminal=[24, 100], sandbox=kind, limit_seconds=20.0)
+    trial = run_script(script(tmp_path, text), watched=False, terminal=[24, 100], sandbox=kind)
     assert trial.log == "['24', '100'] True ''\nthe end\n"

@@ -12,8 +12,6 @@ from hotlap.observe.run import Run
 from hotlap.source.fix import finds_a_place
 from hotlap.technique import Choice
 
-pytestmark = pytest.mark.alone
-
 DATA = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -68,7 +68,7 @@ def written(folder: Path, script: str) -> Path:
 
 def test_lightning(tmp_path: Path, run_script) -> None:
     pytest.importorskip("pytorch_lightning", reason="needs pytorch-lightning")
-    trial = run_script(written(tmp_path, LIGHTNING), closely=True, limit_seconds=120.0)
+    trial = run_script(written(tmp_path, LIGHTNING), closely=True)
     assert trial.good, trial.log
     run = trial.run
     assert run.steps in (23, 24) and len(run.step_seconds) == run.steps  # it leaves its last batch's loader unasked
@@ -83,7 +83,7 @@ def test_transformers(tmp_path: Path, run_script, accumulation: int) -> None:
     pytest.importorskip("transformers", reason="needs transformers and accelerate")
     pytest.importorskip("accelerate", reason="needs transformers and accelerate")
     script = written(tmp_path, TRANSFORMERS.replace("ACCUMULATION", str(accumulation)))
-    trial = run_script(script, closely=True, limit_seconds=120.0)
+    trial = run_script(script, closely=True)
     assert trial.good, trial.log
     run = trial.run
     assert run.steps in (24 // accumulation - 1, 24 // accumulation)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 import weakref
 
 import numpy
@@ -14,6 +13,7 @@ import pytest
 import torch
 from deferred_photos import COUNT, Cut, Photos, stand_in, write_photos
 from torch.utils.data import ConcatDataset, DataLoader, Subset
+from waiting import comes_true
 
 from hotlap.parts import batched_transforms, device_batches, finished_images
 from hotlap.parts.device_batches import DeviceBatches, InMainMemory
@@ -383,11 +383,7 @@ def test_a_loop_that_is_left_lets_its_iterator_go(folder, taken: Taken) -> None:
     next(iterator)
     gone = weakref.ref(iterator)
     del iterator
-    for _ in range(100):
-        if gone() is None:
-            break
-        time.sleep(0.05)  # the thread may be drawing
-    assert gone() is None
+    assert comes_true(lambda: gone() is None)  # the thread may be drawing
 
 
 def test_nothing_stays_on_a_loader(folder, taken: Taken) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from clone_copier import CloneCopier
 from torch.nn.utils.rnn import pack_sequence
+from waiting import PATIENCE_SECONDS
 
 from hotlap.parts.early_copies import copy_early, is_plain, pinned, tensors_in, wish_of
 
@@ -231,6 +232,6 @@ def test_no_fork_while_a_copy_begins(copier: CloneCopier) -> None:
     forking.start()
     assert not forked.wait(0.2)
     go_on.set()
-    assert forked.wait(30)
+    assert forked.wait(PATIENCE_SECONDS)
     copying.join()
     forking.join()

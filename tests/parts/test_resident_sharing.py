@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, WeightedRandomSampler
+from waiting import comes_true
 
 from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.observe.joints import Joints
@@ -156,7 +157,7 @@ def test_the_background_fills_what_an_epoch_leaves_out(applied, monkeypatch: pyt
     loader = DataLoader(dataset, 8)
     drawn(loader, stop=1)
     samples = iter(loader)._samples
-    wait_until(lambda: samples.store.share == 1.0 and not processes_below(os.getpid()))
+    assert comes_true(lambda: samples.store.share == 1.0 and not processes_below(os.getpid()))
     monkeypatch.setattr(time, "sleep", lambda seconds: 1 / 0)
     assert [one[1] for one in drawn(loader)] == [list(range(LENGTH))[at : at + 8] for at in range(0, LENGTH, 8)]
 
@@ -172,12 +173,12 @@ def test_workers_are_sent_home_in_the_middle_of_an_epoch(applied) -> None:
         iterator = iter(loader)
         assert isinstance(iterator, WorkersIterator)
         first = drawn(iterator, stop=2)
-        wait_until(lambda iterator=iterator: iterator._samples.is_filled)
+        assert comes_true(lambda iterator=iterator: iterator._samples.is_filled)
         rest = drawn(iterator)
         assert iterator._is_serving and len(rest) == 6, epoch
         found.append([first + rest, torch.rand(1).item()])
     assert found == expected
-    wait_until(lambda: not processes_below(os.getpid()))
+    assert comes_true(lambda: not processes_below(os.getpid()))
 
 
 def test_fillers_end_with_their_store() -> None:
@@ -203,7 +204,7 @@ def test_fillers_end_with_the_training(tmp_path) -> None:
     os.waitpid(child, 0)
     fillers = (tmp_path / "fillers").read_text().split()
     assert len(fillers) == 2
-    wait_until(lambda: not any(is_alive(pid) for pid in fillers))
+    assert comes_true(lambda: not any(is_alive(pid) for pid in fillers))
 
 
 def test_a_filler_that_makes_another_sample_is_not_believed() -> None:
@@ -217,7 +218,7 @@ def test_a_filler_that_makes_another_sample_is_not_believed() -> None:
     store = Resident(50, reader(dataset), Room(1 << 20))
     store.batch([0, 1])
     store.fill(reader(dataset), 2)
-    wait_until(lambda: store.share >= 0 and not processes_below(owner))
+    assert comes_true(lambda: store.share >= 0 and not processes_below(owner))
     assert store.share == 2 / 50
 
 
@@ -288,16 +289,19 @@ def test_seen_also_where_each_loader_lives_for_one_epoch() -> None:
     assert ResidentDataset().seen(Run("2", "cpu", loaders=[facts(False), facts(True), facts(False, 2)])) is False
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+_others: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Python's helpers for spawned processes, which live on after the test that needed them."""
+    _others.clear()
+    _others.update(processes_below(os.getpid()))
 
 
 def processes_below(parent: int) -> list[int]:
     with open(f"/proc/{parent}/task/{parent}/children") as children:
-        return [pid for pid in map(int, children.read().split()) if is_alive(pid)]
+        return [pid for pid in map(int, children.read().split()) if pid not in _others and is_alive(pid)]
 
 
 def is_alive(pid: int | str) -> bool:

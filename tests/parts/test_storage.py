@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_SECONDS
 
+from hotlap.parts import storage
 from hotlap.parts.storage import Storage, TooLarge, read_rate, staged, storage_of
 
 MOUNTS = """overlay / overlay rw 0 0
@@ -72,7 +74,8 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("readers", [1, 3])
-def test_the_rate_is_of_the_files_themselves(photos: Path, tmp_path: Path, readers: int) -> None:
+def test_the_rate_is_of_the_files_themselves(photos: Path, tmp_path: Path, monkeypatch, readers: int) -> None:
+    monkeypatch.setattr(storage, "_SECONDS_AT_MOST", PATIENCE_SECONDS)
     found = read_rate(photos, readers)
     assert found is not None and found.bytes_a_second > 0
     assert found.file_bytes == 1000
