@@ -150,9 +150,8 @@ def test_when_it_is_worth_a_trial(folder: Path) -> None:
     assert found.most == pytest.approx(0.85) and technique.parity(None) is Parity.EQUIVALENT
     refused = technique.settings(Run("2.13.0", "cuda", loaders=[facts(not_batched="no")]))
     assert refused == CannotHelp("no")
-    for changed in ({"private_generator": True}, {"changes": True}):
-        run = Run("2.13.0", "cuda", loaders=[replace(facts(), **changed)], step_parts=waiting)
-        assert isinstance(technique.settings(run), CannotHelp)
+    changing = Run("2.13.0", "cuda", loaders=[replace(facts(), changes=True)], step_parts=waiting)
+    assert isinstance(technique.settings(changing), CannotHelp)
     assert technique.settings(Run("2.13.0", "cuda")) == CannotHelp("no training loader was seen")
     assert technique.seen(Run("2.13.0", "cuda")) is None
     assert technique.seen(Run("2.13.0", "cuda", compared=[Compared("device-transforms: x", 1, 0.0, 1.0)])) is True
@@ -169,5 +168,8 @@ def test_facts_say_why_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert loader_facts(DataLoader(Photos(folder))).not_batched == ""
     assert "batches" in loader_facts(DataLoader(Photos(folder, transform=lambda image: 0))).not_batched
     assert "of its own" in loader_facts(DataLoader(Photos(folder), collate_fn=list)).not_batched
+    own = Photos(folder)
+    own.generator = torch.Generator()
+    assert "random generator" in loader_facts(DataLoader(own)).not_batched
     monkeypatch.delitem(sys.modules, "torchvision")
     assert "torchvision" in loader_facts(DataLoader(Photos(folder))).not_batched

@@ -21,11 +21,12 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from hotlap.observe.facts import has_private_generator, loader_facts
+from hotlap.observe.facts import loader_facts
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import Run
 from hotlap.observe.watch import Watch
+from hotlap.parts.generators import has_private_generator
 from hotlap.records import from_json, to_json
 
 

@@ -21,13 +21,13 @@ class Cut:
     def __init__(self, size: int = SIZE) -> None:
         self.size = size
 
-    def draw(self, width: int, height: int) -> tuple[int, int, bool]:
+    def draw(self, width: int, height: int) -> tuple[int, int, int, bool]:
         left = int(torch.randint(0, width - self.size + 1, (1,)))
         top = random.randrange(height - self.size + 1)
-        return left, top, bool(numpy.random.rand() < 0.5)
+        return left, top, self.size, bool(numpy.random.rand() < 0.5)
 
     def __call__(self, image):
-        left, top, is_flipped = self.draw(*image.size)
+        left, top, _, is_flipped = self.draw(*image.size)
         array = numpy.array(image)[top : top + self.size, left : left + self.size]
         made = torch.from_numpy(array).permute(2, 0, 1).float().div(255)
         return made.flip(-1) if is_flipped else made
@@ -44,7 +44,7 @@ class Pipeline:
     head, tolerance, expects = None, 1e-6, "picture"
 
     def __init__(self, cut: Cut, fault=None) -> None:
-        self.cut, self.fault, self.size = cut, fault, (cut.size, cut.size)
+        self.cut, self.fault = cut, fault
         self.runs = 0
 
     def draw(self, width: int, height: int):
@@ -57,8 +57,8 @@ class Pipeline:
         if self.fault == "raises" or self.fault == f"raises at {self.runs}":
             raise RuntimeError("planted")
         made = []
-        for image, (left, top, is_flipped) in zip(images, recipes, strict=True):
-            part = image[:, top : top + self.cut.size, left : left + self.cut.size].float().div(255)
+        for image, (left, top, size, is_flipped) in zip(images, recipes, strict=True):
+            part = image[:, top : top + size, left : left + size].float().div(255)
             made.append(part.flip(-1) if is_flipped != (self.fault == "flips") else part)
         return torch.stack(made)
 

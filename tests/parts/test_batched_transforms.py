@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from same_draw import MEAN, PHOTOS, SMALL, STD, VERSIONS, compared, pipelines, v1, v2
+from same_draw import MEAN, PHOTOS, SMALL, STD, VERSIONS, compared, picture, pil_to_tensor, pipelines, v1, v2
 
 from hotlap.parts.axis_views import Frame
 from hotlap.parts.batched_transforms import Pipeline, recognised
@@ -54,6 +54,7 @@ def exact(T: Any) -> dict[str, list[Any]]:
         "quarter turn": [T.RandomRotation((90, 90)), square],
         "affine": [T.RandomAffine(20, (0.1, 0.2), (0.8, 1.3), (-10, 10, -5, 5)), square],
         "affine, bilinear": [square, T.RandomAffine(20, (0.1, 0.2), (0.8, 1.3), 10, interpolation=BILINEAR)],
+        "quarter turn, bilinear": [T.Resize((32, 32)), T.RandomAffine((90, 90), interpolation=BILINEAR)],
         "shift and scale": [square, T.RandomAffine(0, (0.1, 0.2), (0.8, 1.3), fill=9)],
         "sometimes": [square, T.RandomApply([T.RandomRotation(20), T.ColorJitter(0.3)], p=0.6)],
         "sometimes resized": [T.RandomApply([T.Resize(64)]), T.RandomCrop(30)],
@@ -90,6 +91,7 @@ def floats(T: Any) -> dict[str, list[Any]]:
         "erased": [square, T.ToTensor(), T.RandomErasing(0.9, value=0.5)],
         "erased in colour": [square, T.ToTensor(), T.RandomErasing(1.0, value=(0.1, 0.2, 0.3))],
         "late flips and crops": [square, T.ToTensor(), T.RandomHorizontalFlip(), T.RandomCrop(96, padding=9)],
+        "two blurs": [square, T.GaussianBlur(5), T.GaussianBlur(3)],
         "late resize": [square, T.ToTensor(), T.Resize(50), T.GaussianBlur(5)],
     }
 
@@ -113,14 +115,65 @@ def test_whole_pipelines(version: str, name: str) -> None:
     found = compared(transform, sizes=sizes, seed=11)
     assert found.same_states and found.pipeline.head is None
     assert found.deviations <= found.pipeline.tolerance < 0.002
-    assert found.pipeline.size == found.wanted.shape[2:]
     if name != "SimCLR":  # where blurs may fall right between two levels
         assert torch.equal(found.made, found.wanted)
 
 
+REFUSED = {
+    "too small to be mirrored": ([v1.GaussianBlur(9), v1.CenterCrop(3), v1.ToTensor()], [(4, 40)], "RGB"),
+    "more means than colours": ([v1.CenterCrop(9), v1.ToTensor(), v1.Normalize(MEAN, STD)], SMALL, "L"),
+    "more values than colours": ([v1.CenterCrop(9), v1.ToTensor(), v1.RandomErasing(1.0, value=MEAN)], SMALL, "L"),
+    "too small to be cropped": ([v1.RandomCrop(50), v1.ToTensor()], SMALL, "RGB"),
+}
+
+
+@pytest.mark.parametrize(("steps", "sizes", "mode"), REFUSED.values(), ids=REFUSED)
+def test_what_torchvision_refuses_is_refused(steps: list[Any], sizes: Any, mode: str) -> None:
+    transform = v1.Compose(steps)
+    pictures = [picture(*size, mode=mode) for size in sizes]
+    pipeline = recognised(transform)
+    assert isinstance(pipeline, Pipeline) and pipeline.head is None
+    with pytest.raises((ValueError, RuntimeError)):
+        [transform(one) for one in pictures]
+    with pytest.raises(ValueError, match=r"colours|small|size"):
+        pipeline.run([pil_to_tensor(one) for one in pictures], [pipeline.draw(*one.size) for one in pictures], "cpu")
+
+
+def test_grey_pictures_with_three_means_are_widened_where_torchvision_does() -> None:
+    steps = [v2.CenterCrop(9), v2.ToTensor(), v2.Normalize(MEAN, STD)]
+    found = compared(v2.Compose(steps), sizes=SMALL, mode="L")
+    assert torch.equal(found.made, found.wanted) and found.made.shape[1] == 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cut_out_of_large_pictures_and_padded_around_small_ones(seed: int) -> None:
+    """In one stack, in which the largest is the one with the fewest pixels of its own."""
+    steps = [v1.RandomChoice([v1.CenterCrop(30), v1.CenterCrop(61)]), v1.ColorJitter(0.3), v1.Resize((25, 25))]
+    found = compared(ended(v1, steps), sizes=[(36, 36), (6, 11), (7, 9), (6, 11)], seed=seed)
+    assert found.same_states and found.largest == 0
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_grey_pictures_of_which_some_get_three_channels(p: float) -> None:
+    transform = v1.Compose([v1.RandomApply([v1.Grayscale(3)], p=p), v1.CenterCrop(9), v1.PILToTensor()])
+    if p == 0.5:
+        with pytest.raises(RuntimeError, match="equal size"):
+            compared(transform, sizes=SMALL, mode="L", seed=0)
+        with pytest.raises(ValueError, match="some of the images"):
+            recognised(transform).run([torch.zeros(1, 9, 9).byte()] * 9, drawn_nine(transform), "cpu")
+    else:
+        found = compared(transform, sizes=SMALL, mode="L")
+        assert found.same_states and found.largest == 0
+
+
+def drawn_nine(transform: Any) -> list[Any]:
+    torch.manual_seed(0)
+    return [recognised(transform).draw(9, 9) for _ in range(9)]
+
+
 def test_the_digits() -> None:
     found = compared(v1.Compose([v1.ToTensor(), v1.Normalize((0.1307,), (0.3081,))]), sizes=[(28, 28)] * 9, mode="L")
-    assert torch.equal(found.made, found.wanted) and found.pipeline.size is None
+    assert torch.equal(found.made, found.wanted)
 
 
 def test_a_pipeline_for_tensors() -> None:

@@ -4,104 +4,27 @@ the same random numbers, whatever happens on the way."""
 from __future__ import annotations
 
 import os
-import random
 import signal
 import weakref
 
-import numpy
 import pytest
 import torch
-from deferred_photos import COUNT, Cut, Photos, stand_in, write_photos
+from deferred_photos import COUNT, Cut, Photos, stand_in
+from taken_loaders import CPU, Taken, drawn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from waiting import comes_true
 
 from hotlap.parts import batched_transforms, device_batches, finished_images
-from hotlap.parts.device_batches import DeviceBatches, InMainMemory
+from hotlap.parts.device_batches import InMainMemory
 from hotlap.parts.waiting_tensor import Waiting
 
-CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*")
-
-
-class Heard:
-    """A judge that remembers."""
-
-    def __init__(self, limit: float = 1.0) -> None:
-        self.differences, self.limit = [], limit
-
-    @property
-    def failed(self) -> bool:
-        return any(not one <= self.limit for one in self.differences)
-
-    def add(self, difference: float) -> None:
-        self.differences.append(difference)
-
-
-class Taken:
-    """A process whose loaders are taken over."""
-
-    def __init__(self) -> None:
-        self.judge, self.reasons = Heard(), []
-        self.batches = DeviceBatches(self.judge, self.reasons.append, place=lambda: CPU)
-        self.finished = 0
-        original = self.batches._on_device
-
-        def on_device(*args):
-            batch = original(*args)
-            self.finished += isinstance(batch, list)
-            return batch
-
-        self.batches._on_device = on_device
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch):
-    found, start = Taken(), DataLoader.__iter__
-    monkeypatch.setattr(DataLoader, "__iter__", lambda loader: (found.batches.starts(loader), start(loader))[1])
-    yield found
-    found.batches.leave()
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batched_transforms, "recognised", None)
     stand_in()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    found = tmp_path_factory.mktemp("photos")
-    write_photos(found)
-    return found
-
-
-def seed(number: int) -> None:
-    torch.manual_seed(number)
-    random.seed(number)
-    numpy.random.seed(number)
-
-
-def drawn(dataset, epochs: int = 3, between=None, number: int = 5, **options) -> list:
-    """Everything the loader gives, errors included, and what the script would draw afterwards."""
-    seed(number)
-    options = {"batch_size": 4, "shuffle": True, **options}
-    loader = DataLoader(dataset, **options)
-    found = []
-    for epoch in range(epochs):
-        if between is not None:
-            between(dataset, epoch)
-        iterator = iter(loader)
-        while True:
-            try:
-                images, labels = next(iterator)
-            except StopIteration:
-                break
-            except Exception as error:
-                found.append(type(error))
-                continue
-            found.append((labels.tolist(), numpy.asarray(images).tobytes()))
-            images.fill_(-1)
-    return [*found, torch.rand(1).item(), random.random(), numpy.random.rand()]
 
 
 WAYS = [
@@ -111,19 +34,6 @@ WAYS = [
     for persistent in (False, True)
     if workers or not persistent
 ]
-
-
-@pytest.fixture
-def plainly(monkeypatch: pytest.MonkeyPatch):
-    """What a loader gives that is left alone."""
-    start = DataLoader.__iter__
-
-    def run(*args, **kwargs):
-        with monkeypatch.context() as context:
-            context.setattr(DataLoader, "__iter__", start)
-            return drawn(*args, **kwargs)
-
-    return run
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import copy
+import gzip
 import io
 import os
 import pickle
@@ -310,3 +312,19 @@ def test_an_image_stays_as_it_is_while_others_are_opened(tmp_path: Path) -> None
     assert held[0] != held[1] and held[0] != "something else"
     assert all((array == numpy.asarray(Image.open(path))).all() for array, path in zip(arrays, paths, strict=True))
     assert type(pickle.loads(pickle.dumps(held[0]))) is Image.Image and copy.deepcopy(held[0]) == plain[0]
+
+
+@pytest.mark.parametrize("compressed", [gzip, bz2], ids=["gzip", "bz2"])
+def test_a_file_that_is_unpacked_on_the_way_is_left_alone(tmp_path: Path, compressed) -> None:
+    """It has the name and number of another file, whose bytes are no image."""
+    packed = tmp_path / "a.png.packed"
+    content = io.BytesIO()
+    picture("RGB").save(content, format="PNG")
+    with compressed.open(packed, "wb") as file:
+        file.write(content.getvalue())
+    for _ in range(3):
+        with compressed.open(packed) as file:
+            image = cached_open(file)
+            assert (
+                image.tobytes() == picture("RGB").tobytes() and image.format_description == "Portable network graphics"
+            )

@@ -55,6 +55,30 @@ def test_a_folder_gives_what_a_plain_loader_gives(known: None, folder: Path, wor
     assert_same(epochs(loader), expected)
 
 
+class Shaped(Photos):
+    """Samples of another shape."""
+
+    def __init__(self, folder, shape) -> None:
+        super().__init__(folder)
+        self.shape = shape
+
+    def __getitem__(self, index: int):
+        return self.shape(*super().__getitem__(index))
+
+
+SHAPES = {"image alone": lambda image, label: image, "dict": lambda image, label: {"label": label, "image": image}}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_samples_of_any_shape(known: None, folder: Path, shape) -> None:
+    dataset = Shaped(folder / "cats", shape)
+    found, expected = (
+        [one["image"] if isinstance(one, dict) else one for one in loader]
+        for loader in (ImageLoader(dataset, None, 4, "cpu"), DataLoader(dataset, 4))
+    )
+    assert [one.shape for one in found] == [one.shape for one in expected] and len(found) == 6
+
+
 def test_what_differs_is_said_and_not_used(known: None, folder: Path) -> None:
     expected = epochs(DataLoader(Photos(folder / "cats"), 8, shuffle=True))
     stand_in("flips")

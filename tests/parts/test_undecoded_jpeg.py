@@ -58,6 +58,11 @@ def test_whoever_looks_sees_pillows_pixels(path: Path, use, is_converted: bool) 
     assert found == expected and type(found) is type(expected)
 
 
+def test_two_of_one_file_are_equal(path: Path) -> None:
+    assert opened(path) == opened(path) and opened(path).convert("RGB") == opened(path).convert("RGB")
+    assert opened(path) == Image.open(path) and Image.open(path) == opened(path)
+
+
 @pytest.mark.parametrize("mode", ["CMYK", "RGB stored as it is", "PNG", "cut off"])
 def test_other_files_are_pillows(tmp_path: Path, picture: Image.Image, path: Path, mode: str) -> None:
     other = tmp_path / "b.jpg"

@@ -26,17 +26,17 @@ class DeviceTransforms(Technique):
     ## When it does not help
     Where the loop does not wait for its batches. Without a GPU. Where the script has transforms that are not known in a
     batched form: the known tail of a pipeline is moved, what comes before stays in the workers. Batches that are
-    collated by code of the script's own, iterable data sets, and scripts that do not move batches to the device as they
-    come are left alone. A script that reads a batch in main memory first gets it there, at the price of a copy back.
-    It takes device time from the training and, with 256 photos a batch, between one and two gigabytes. It still wants
-    enough workers to read the files, about 3000 a second each. It is not tried together with `sample-cache`, whose
-    decoded images are larger than the files, nor with `fast-jpeg`, which decodes in the workers; copies ahead
-    (`device-prefetch`) are part of it.
+    collated by code of the script's own, iterable data sets, data sets with a random generator of their own or that
+    `worker_init_fn` changes, and scripts that do not move batches to the device as they come are left alone. A script
+    that reads a batch in main memory first gets it there, at the price of a copy back. It takes device time from the
+    training and, with 256 photos a batch, between one and two gigabytes. It still wants enough workers to read the
+    files, about 3000 a second each. It is not tried together with `sample-cache`, whose decoded images are larger than
+    the files, nor with `fast-jpeg`, which decodes in the workers; copies ahead (`device-prefetch`) are part of it.
 
     ## What changes numerically
     Indices, labels, order and random draws are the script's own, and the generators stand afterwards where they would.
     Transforms give what Pillow's give, to within 0.01 levels of 255 in the mean. nvJPEG enlarges colours in its own
-    way: about one level in the mean on photos, more on coloured noise. The first 16 samples of every pipeline are also
+    way: about one level in the mean on photos, more on coloured noise. The first 16 samples of every transform are also
     made the script's own way: transforms are held to their tolerance on the same pixels, decoding to 1.5 levels of
     brightness, 8 of colour and no shift. Where that fails, or anything else at any time, batches are made as ever, by
     the same random numbers; those under way then take as long as one process needs for them. An image that nvJPEG
@@ -90,6 +90,4 @@ class DeviceTransforms(Technique):
 
 def _why_not(loader: LoaderFacts) -> str:
     """Some samples are read twice, which must leave the data set as it was."""
-    if loader.private_generator:
-        return "its data set owns a random generator"
     return "its data set changes while it is read" if loader.changes else loader.not_batched

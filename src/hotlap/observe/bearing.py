@@ -9,7 +9,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-from hotlap.observe.facts import has_private_generator, holds_device_memory
+from hotlap.observe.facts import holds_device_memory
+from hotlap.parts.generators import has_private_generator
 from hotlap.parts.open_files import open_handle
 
 _PICKLED_AT_MOST = 256 * 2**20  # bytes, once for every worker

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
-from types import FunctionType, ModuleType
 from typing import Any
 
 from hotlap.observe.look.shape import odd_sizes
@@ -16,10 +13,10 @@ from hotlap.observe.roots import RootFinder
 from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts, SizeFacts
 from hotlap.observe.scrutiny_facts import UnusedFacts
 from hotlap.parts.compilable import why_not_compiled
+from hotlap.parts.generators import has_private_generator, has_random_transform
 from hotlap.parts.repeated_blocks import repeated_blocks
 
 _SIZES = 64  # of a root, written down
-_DRAWS = re.compile("Random|RandAugment|ColorJitter|AutoAugment|TrivialAugment|AugMix")  # transforms, by their names
 
 
 def loader_facts(loader: Any) -> LoaderFacts:
@@ -54,10 +51,7 @@ def _why_not_batched(loader: Any) -> str:
         return "its data set has no transform of torchvision's"
     from hotlap.parts.transform_sites import why_not
 
-    try:
-        return why_not(loader) or ""
-    except Exception as error:  # attributes of the script's own classes are its own affair
-        return f"its transforms cannot be read: {type(error).__name__}"
+    return why_not(loader) or ""
 
 
 def _length(dataset: Any) -> int | None:
@@ -85,53 +79,6 @@ def is_in_memory(dataset: Any) -> bool:
     if isinstance(dataset, ConcatDataset):
         return all(map(is_in_memory, dataset.datasets))
     return isinstance(dataset, TensorDataset)
-
-
-def has_private_generator(dataset: Any, depth: int = 3) -> bool:
-    """Whether the data set, or something it holds, draws from a generator that loader workers would all copy."""
-    import torch
-
-    kinds: tuple[type, ...] = (random.Random, torch.Generator)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        kinds += (numpy.random.Generator, numpy.random.RandomState)
-    held = _held(dataset)
-    if any(isinstance(value, kinds) for value in (*held, *_named_in_class(type(dataset)))):
-        return True
-    return depth > 0 and any(has_private_generator(value, depth - 1) for value in held if _may_hold(value))
-
-
-def has_random_transform(dataset: Any, depth: int = 3) -> bool:
-    """Whether it surely draws at random, told without a draw: what workers do to their generators nobody watches."""
-    if "torchvision" not in sys.modules:
-        return False
-    held = _held(dataset)
-    if any(type(value).__module__.startswith("torchvision.") and _DRAWS.match(type(value).__name__) for value in held):
-        return True
-    return depth > 0 and any(has_random_transform(value, depth - 1) for value in held if _may_hold(value))
-
-
-def _held(thing: Any) -> list[Any]:
-    held = list(getattr(thing, "__dict__", {}).values())
-    for value in list(held):
-        if isinstance(value, (list, tuple, dict)) and len(value) <= 32:
-            held.extend(value.values() if isinstance(value, dict) else value)
-    return held
-
-
-def _may_hold(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, sys.modules["torch"].Tensor))
-
-
-def _named_in_class(kind: type) -> Iterator[Any]:
-    """What a class of the script's own holds itself, and the globals that its methods speak of."""
-    for owner in kind.__mro__:
-        if owner.__module__.split(".")[0] in ("builtins", "torch", "torchvision"):
-            continue
-        for value in vars(owner).values():
-            yield value
-            if isinstance(value, FunctionType):
-                yield from (value.__globals__.get(name) for name in value.__code__.co_names)
 
 
 def holds_device_memory(dataset: Any) -> bool:

@@ -78,9 +78,9 @@ def places(view: Tensor, at: Tensor, border: str, shows_all: bool = False) -> tu
     """Which source place each place `at` (images first) of the views (N, 5) shows, and whether there is one: None where
     it is known that there always is."""
     sign, offset, low, high, length = (column.view(-1, *[1] * (at.dim() - 1)) for column in view.unbind(1))
-    place = sign * at + offset
     if shows_all:
-        return place, None
+        return sign * at + offset, None
+    place = sign * torch.minimum(at, length - 1) + offset  # behind a shorter view lies what nobody may look at
     there = (at >= 0) & (at < length)
     if border == "constant":
         there = there & (place >= low) & (place < high)

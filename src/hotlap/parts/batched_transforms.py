@@ -22,7 +22,6 @@ on how many parts they are taken in: no intermediate tensor has more than `MOST_
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,18 +55,19 @@ class Pipeline:
     `head`: what is not recognised; called on the image first, it must give what `expects` says. None: nothing stays.
     `expects`: "picture" (PIL) or "levels" (uint8 CHW): what the first recognised transform is given by the script.
     `tolerance`: largest mean difference to the script's own, in standard deviations of the batch that comes out, for
-    batches that spread over at least 32 levels; `levels` is the same in levels of 255.
-    `size`: height and width of what comes out, None where that depends on the images."""
+    batches that spread over at least 32 levels; `levels` is the same in levels of 255."""
 
     def __init__(self, head: Head | None, expects: str, drawings: Sequence[Drawing], stages: Sequence[Stage]) -> None:
         self.head, self.expects, self.drawings, self.stages = head, expects, drawings, stages
         self.levels = sum(stage.levels for stage in stages)
         self.tolerance = self.levels / _PHOTO_LEVELS + 1e-6
-        self.size = self._size()
 
     def draw(self, width: int, height: int) -> Recipe:
         """The numbers for one image of this size; every generator moves as the transforms would have moved it."""
-        return self._sketched(width, height).recipe()
+        sketch = Sketch(self.stages, width, height)
+        for drawing in self.drawings:
+            drawing.draw(sketch)
+        return sketch.recipe()
 
     def run(self, images: Sequence[Tensor] | Images, recipes: Sequence[Recipe], device: torch.device | str) -> Tensor:
         """The batch. Images that lie in one buffer already may be given as `Images.in_buffer`."""
@@ -79,26 +79,6 @@ class Pipeline:
         if len({*held.heights}) > 1 or len({*held.widths}) > 1:
             raise ValueError("images of different sizes came out of the transforms, which do not stack")
         return held.pixels
-
-    def _sketched(self, width: int, height: int) -> Sketch:
-        sketch = Sketch(self.stages, width, height)
-        for drawing in self.drawings:
-            drawing.draw(sketch)
-        return sketch
-
-    def _size(self) -> tuple[int, int] | None:
-        """Tried on images of two shapes, with generators that are put back."""
-        kept, state = random.getstate(), torch.get_rng_state()
-        try:
-            with torch.device("cpu"):  # where the state was taken
-                tried = [self._sketched(*size) for size in ((641, 487), (487, 641), (641, 487), (29, 31))]
-        except Exception:  # a crop larger than one of them: then it says nothing of the script's own images
-            return None
-        finally:
-            random.setstate(kept)
-            torch.set_rng_state(state)
-        sizes = {(sketch.height, sketch.width) for sketch in tried}
-        return sizes.pop() if len(sizes) == 1 else None
 
 
 def recognised(transform: Any) -> Pipeline | str:

@@ -31,7 +31,7 @@ class Blurring:
             number, channels, height, width = pixels.shape
             across = _matrix(bells[part], lengths[1, part], width, self.reach[0])
             down = _matrix(bells[part], lengths[0, part], height, self.reach[1])
-            made = product(pixels.float().view(number, -1, width), across.transpose(1, 2))
+            made = product(pixels.float().reshape(number, -1, width), across.transpose(1, 2))
             made = made.view(pixels.shape).permute(0, 2, 1, 3).reshape(number, height, -1)
             made = product(down, made).view(number, height, channels, width).permute(0, 2, 1, 3)
             made = made.round().clamp(0, 255) if self.is_whole else made

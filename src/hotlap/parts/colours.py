@@ -42,6 +42,10 @@ class Greying:
     def run(self, images: Images, numbers: np.ndarray) -> Images:
         channels = self.channels or images.channels
         every = bool(numbers.all())
+        if not numbers.any():
+            return images
+        if not every and channels != images.channels:
+            raise ValueError("only some of the images would have more colours")
         drawn = sent(numbers.astype(bool), images.device).view(-1, 1, 1, 1)
 
         def change(pixels: Tensor, part: slice) -> Tensor:

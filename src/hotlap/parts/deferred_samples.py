@@ -7,145 +7,112 @@ wrong on the way, the generators are put back and the batch is made the script's
 
 from __future__ import annotations
 
-import copy
-import math
-import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from operator import is_
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
+from torch.utils.data import Subset, default_collate, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from hotlap.parts.device_jpeg import pixels_of
+from hotlap.parts.generators import generator_states, put_back
 from hotlap.parts.purity import reader, same
-from hotlap.parts.transform_sites import Site, mark, sites_of
+from hotlap.parts.transform_sites import mark, owners_of, sites_of
+from hotlap.parts.undone_images import Undone, collated_undone, is_undone, left_undone, undone_in
 
-PROVEN_A_BATCH = 16  # samples made both ways, until so many are found alike: soon, since much is under way by then
+PROVEN = 16  # samples of each site made both ways, and of each batch until then: soon, since much is under way
 ON_TRIAL, TRUSTED, REFUSED = 0, 1, 2
-_MODES = ("RGB", "L")
-
-
-class Unsuitable(Exception):
-    """A sample that cannot be left undone; the batch is then made as ever."""
-
-
-class Undone:
-    """In a sample where the transformed image would be."""
-
-    def __init__(self, site: int, image: Any, recipe: Any) -> None:
-        self.site, self.image, self.recipe = site, image, recipe
-
-
-class Packed:
-    """In a batch where the images would be: what they are made from, in as few tensors as possible."""
-
-    def __init__(self, undone: Sequence[Undone]) -> None:
-        if not all(type(one) is Undone for one in undone):
-            raise Unsuitable("some samples of a batch were transformed, some were not")
-        self.sites, self.recipes = [one.site for one in undone], [one.recipe for one in undone]
-        self.shapes = [None if isinstance(one.image, bytes) else tuple(one.image.shape) for one in undone]
-        files = [one.image for one in undone if isinstance(one.image, bytes)]
-        pixels = [one.image.reshape(-1) for one in undone if not isinstance(one.image, bytes)]
-        self.lengths = [len(file) for file in files]
-        self.files = torch.frombuffer(bytearray().join(files) or bytearray(1), dtype=torch.uint8)
-        self.pixels = torch.cat(pixels) if pixels else torch.empty(0, dtype=torch.uint8, device="cpu")
-
-    def __len__(self) -> int:
-        return len(self.sites)
-
-    def encoded(self) -> list[torch.Tensor]:
-        return list(self.files.split([*self.lengths, len(self.files) - sum(self.lengths)])[: len(self.lengths)])
-
-    def file(self, place: int) -> torch.Tensor | None:
-        """The file of one of them, where it has one."""
-        number = sum(shape is None for shape in self.shapes[:place])
-        return self.encoded()[number] if self.shapes[place] is None else None
-
-    def decoded(self, pixels: torch.Tensor) -> list[torch.Tensor]:
-        """Images out of `pixels`, which may be a copy elsewhere. Those of one shape come out of one tensor."""
-        shapes = [shape for shape in self.shapes if shape is not None]
-        if len(set(shapes)) == 1:
-            return list(pixels.view(-1, *shapes[0]).unbind(0))
-        parts = pixels.split([math.prod(shape) for shape in shapes]) if shapes else ()
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-class Proof(NamedTuple):
-    """What the script's own way made of one sample."""
-
-    place: int
-    images: list[Any]  # in the order in which they stand in the sample
-    is_like: bool  # everything else in the sample is the same, and so are the generators afterwards
 
 
 class Deferred:
-    """A batch that is not done, and what is needed to make it the script's own way after all."""
+    """A batch that is not done, and what is needed to make it the script's own way after all. `own`: what that way made
+    of the first samples, a list of images for each. `is_like`: whether the rest of them was the same, and so were the
+    generators afterwards."""
 
-    def __init__(self, batch: Any, index: Any, states: Any, proofs: list[Proof]) -> None:
-        self.batch, self.index, self.states, self.proofs = batch, index, states, proofs
+    def __init__(self, batch: Any, index: Any, states: Any, own: list[Any], is_like: bool = True) -> None:
+        self.batch, self.index, self.states, self.own, self.is_like = batch, index, states, own, is_like
+        self._is_from_worker = get_worker_info() is not None
 
     def pin_memory(self) -> Deferred:
         self.batch = pin_memory(self.batch)
         return self
 
     def done_plainly(self, dataset: Any) -> Any:
-        """The batch as the script's own loader would have made it, by the same random numbers."""
+        """The batch as the script's own loader would have made it, by the same random numbers. Generators stand
+        afterwards where they would have, also where it raises: those of a worker are not those of this process."""
         here = generator_states()
         put_back(self.states)
         try:
             return default_collate(reader(dataset)(self.index))
         finally:
-            put_back(here)
+            if self._is_from_worker:
+                put_back(here)
 
 
 class Deferring:
-    """Stands before the data set in a loader's fetcher. `verdict` is shared with whoever holds the first samples
-    against the script's own."""
+    """Stands before the data set in a loader's fetcher. `verdicts`, one for each site, are shared with whoever holds
+    the first samples against the script's own."""
 
-    def __init__(self, dataset: Any, verdict: torch.Tensor) -> None:
+    def __init__(self, dataset: Any, verdicts: torch.Tensor) -> None:
         self.__wrapped__ = dataset  # for whoever wants the script's own
-        self._verdict, self._read = verdict, reader(dataset)
-        found = sites_of(dataset)
-        self._sites = [] if isinstance(found, str) else found
+        self._verdicts, self._read = verdicts, reader(dataset)
+        self._proven = sys.maxsize if _reads_whole_batches(dataset) else PROVEN
+        self._sites = sites_of(dataset)
         self._mark = mark(self._sites)
 
     def __getitems__(self, index: list[Any]) -> Any:
         """A `Deferred`, which `collated` passes on, or samples."""
-        if int(self._verdict) == REFUSED or not self._is_as_found():
+        verdicts = self._verdicts.tolist()
+        if REFUSED in verdicts or not self._is_as_found():
             return self._read(index)
         states = generator_states()
-        try:
-            proofs: list[Proof] = []
-            if int(self._verdict) == ON_TRIAL:
-                samples = [self._on_trial(place, one, proofs) for place, one in enumerate(index)]
-            else:
-                with _swapped(self._sites):
-                    samples = self._read(index)
-            batch = collate(samples, collate_fn_map=_COLLATED)
-            if not any(isinstance(leaf, Packed) for leaf in tree_flatten(batch)[0]):
-                raise Unsuitable("its transforms are not called")
-            return Deferred(batch, index, states, proofs)
-        except Exception:
+        if TRUSTED in verdicts:
+            batch = self._batch(self._undone(index))
+            if batch is not None and all(verdicts[site] == TRUSTED for one in undone_in(batch) for site in one.sites):
+                return Deferred(batch, index, states, [])
             put_back(states)
-            return self._read(index)  # where an error of the script's own comes again
+            if batch is None:
+                return self._read(index)  # where an error of the script's own comes again
+        return self._on_trial(index, states)
 
-    def _on_trial(self, place: int, index: Any, proofs: list[Proof]) -> Any:
-        before = generator_states()
-        with _swapped(self._sites):
-            (sample,) = self._read([index])
-        if place < PROVEN_A_BATCH:
-            after = generator_states()
-            put_back(before)
-            (own,) = self._read([index])
-            images = _images(sample, own)
-            is_like = images is not None and same(after, generator_states())
-            proofs.append(Proof(place, images or [], is_like))
-        return sample
+    def _on_trial(self, index: list[Any], states: Any) -> Any:
+        """Some samples the script's own way first. What a data set keeps of them is then its own, and wherever the
+        rest cannot be left undone, the script's own way goes on from there."""
+        first, rest = index[: self._proven], index[self._proven :]
+        own, after = self._read(first), generator_states()
+        put_back(states)
+        samples = self._undone(first)
+        is_like = same(after, generator_states())
+        if samples is not None and rest and any(map(is_undone, samples)):
+            others = self._undone(rest)
+            samples = None if others is None else [*samples, *others]
+        batch = self._batch(samples)
+        images = [] if batch is None else [_images(*pair) for pair in zip(samples, own, strict=False)]
+        if images and is_like and None not in images:
+            return Deferred(batch, index, states, images)
+        put_back(after)
+        plain = [*own, *self._read(rest)] if rest else own
+        return plain if batch is None else Deferred(batch, index, states, [], is_like=False)
+
+    def _undone(self, index: list[Any]) -> Any:
+        """Samples; None where something went wrong, which the script's own way may show as well."""
+        try:
+            with left_undone(self._sites):
+                return self._read(index)
+        except Exception:
+            return None
+
+    def _batch(self, samples: Any) -> Any:
+        """None where there is nothing undone in it, or not in all of its samples."""
+        if samples is None:
+            return None
+        try:
+            batch = collated_undone(samples)
+        except Exception:
+            return None
+        return batch if undone_in(batch) else None
 
     def _is_as_found(self) -> bool:
         """A transform may be replaced, or set to another size, while an epoch runs."""
@@ -153,106 +120,52 @@ class Deferring:
         return bool(self._sites) and is_there and mark(self._sites) == self._mark
 
 
+def _reads_whole_batches(dataset: Any) -> bool:
+    """Samples of such a data set may depend on one another."""
+    while type(dataset) is Subset:  # whose own way is to read them one by one
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "__getitems__", None))
+
+
 def collated(made: Any) -> Any:
     return made if isinstance(made, Deferred) else default_collate(made)
 
 
 class InWorkers:
-    """As a loader's `worker_init_fn`: the script's own comes first; then the worker's fetcher is given what defers."""
+    """As a loader's `worker_init_fn`: the script's own comes first; then the worker's fetcher is given what defers. Not
+    where the script's own changed the data set: should a batch fail, the main process could not make it."""
 
-    def __init__(self, own: Callable[[int], object] | None, verdict: torch.Tensor) -> None:
-        self._own, self._verdict = own, verdict
+    def __init__(self, own: Callable[[int], object] | None, verdicts: torch.Tensor) -> None:
+        self._own, self._verdicts = own, verdicts
 
     def __call__(self, worker: int) -> None:
-        from torch.utils.data import get_worker_info
         from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
+        info: Any = get_worker_info()
         if self._own is not None:
+            sites, before = sites_of(info.dataset), _held(info.dataset)
+            settings = mark(sites)
             self._own(worker)
-        original, verdict, info = _MapDatasetFetcher.__init__, self._verdict, get_worker_info()
-        mine = info.dataset if info is not None else None
+            after = _held(info.dataset)
+            if len(after) != len(before) or not all(map(is_, after, before)) or mark(sites) != settings:
+                return
+        original, verdicts = _MapDatasetFetcher.__init__, self._verdicts
 
         def __init__(fetcher: Any, dataset: Any, *rest: Any) -> None:
             original(fetcher, dataset, *rest)
-            if dataset is mine:
-                defer(fetcher, verdict)
+            if dataset is info.dataset:
+                defer(fetcher, verdicts)
 
         _MapDatasetFetcher.__init__ = __init__  # type: ignore[assignment, method-assign]  # in this worker alone
 
 
-def defer(fetcher: Any, verdict: torch.Tensor) -> None:
-    fetcher.dataset, fetcher.collate_fn = Deferring(fetcher.dataset, verdict), collated
+def _held(dataset: Any) -> list[Any]:
+    """Names and values of all attributes of a data set and those inside it."""
+    return [part for owner in owners_of(dataset) for item in vars(owner).items() for part in item]
 
 
-class _Later:
-    """In the place of a transform: draws what that would draw, and does nothing."""
-
-    def __init__(self, number: int, site: Site) -> None:
-        self._number, self._pipeline, self._transform = number, site.pipeline, site.transform
-        self._expects = site.pipeline.expects
-
-    def __call__(self, image: Any) -> Undone:
-        if self._pipeline.head is not None:
-            image = self._pipeline.head(image)
-        if isinstance(image, torch.Tensor) != (self._expects == "levels"):
-            raise Unsuitable("its transforms are given something else than their kind suggests")
-        kept, width, height = _kept(image)
-        return Undone(self._number, kept, self._pipeline.draw(width, height))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._transform, name)
-
-
-def _kept(image: Any) -> tuple[Any, int, int]:
-    """What travels: the file's bytes, or pixels; with its width and height."""
-    if isinstance(image, torch.Tensor):
-        if image.dtype is not torch.uint8 or image.ndim != 3 or image.device.type != "cpu":
-            raise Unsuitable("an image is no tensor of bytes")
-        return image, image.shape[2], image.shape[1]
-    from PIL import Image
-
-    from hotlap.parts.undecoded_jpeg import Undecoded, Unread
-
-    if not isinstance(image, Image.Image) or image.mode not in _MODES:
-        raise Unsuitable("an image is neither grey nor RGB")
-    if isinstance(image, Unread) and image.mode == "RGB":
-        image = image.convert("RGB")
-    kept = image.data if isinstance(image, Undecoded) else pixels_of(image)
-    return kept, *image.size
-
-
-@contextmanager
-def _swapped(sites: Sequence[Site]) -> Iterator[None]:
-    """In the data set's own `__dict__`, whatever its class makes of an assignment. Nobody else reads it meanwhile: this
-    is a worker's copy, or the thread that asked for the batch."""
-    pil: Any = sys.modules.get("PIL.Image")
-    pil_open = pil.open if pil is not None else None
-    try:
-        for number, site in enumerate(sites):
-            later: Any = _Later(number, site)
-            if site.held is not site.transform:
-                later, joint = copy.copy(site.held), later
-                later.transform = joint
-            vars(site.owner)[site.name] = later
-        if pil is not None:
-            from hotlap.parts.undecoded_jpeg import open_undecoded
-
-            pil.open = lambda *args, **kwargs: open_undecoded(pil_open, *args, **kwargs)
-        yield
-    finally:
-        for site in sites:
-            vars(site.owner)[site.name] = site.held
-        if pil is not None:
-            pil.open = pil_open
-
-
-def _pack(batch: Any, **_: Any) -> Packed:
-    return Packed(batch)
-
-
-_COLLATED = {Undone: _pack, **default_collate_fn_map}
+def defer(fetcher: Any, verdicts: torch.Tensor) -> None:
+    fetcher.dataset, fetcher.collate_fn = Deferring(fetcher.dataset, verdicts), collated
 
 
 def _images(sample: Any, own: Any) -> list[Any] | None:
@@ -264,22 +177,3 @@ def _images(sample: Any, own: Any) -> list[Any] | None:
     if not all(isinstance(leaf, Undone) or same(leaf, other) for leaf, other in pairs):
         return None
     return [other for leaf, other in pairs if isinstance(leaf, Undone)]
-
-
-def generator_states() -> tuple[Any, ...]:
-    """Of the global generators, as plain data."""
-    numpy = sys.modules.get("numpy")
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        random.getstate(),
-        numpy.random.get_state() if numpy is not None else None,
-    )
-
-
-def put_back(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8))
-    random.setstate(states[1])
-    if states[2] is not None:
-        import numpy
-
-        numpy.random.set_state(states[2])

@@ -18,11 +18,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from hotlap.parts.deferred_samples import Deferred, InWorkers, Packed, defer
+from hotlap.parts.deferred_samples import Deferred, InWorkers, defer
 from hotlap.parts.early_batches import Pass
 from hotlap.parts.early_copies import CudaCopier, copy_early, is_plain, no_fork
-from hotlap.parts.finished_images import Judge, Trial, finished
-from hotlap.parts.transform_sites import mark, sites_of, why_not
+from hotlap.parts.finished_images import Finished, Judge, Trial, finished
+from hotlap.parts.transform_sites import mark, owners_of, sites_of, why_not
+from hotlap.parts.undone_images import UndoneBatch
 from hotlap.parts.waiting_tensor import Waiting
 
 _UNMOVED = 64  # batches in a row that the script did not move
@@ -81,7 +82,7 @@ class DeviceBatches:
         self._makers: dict[torch.device, Maker] = {}
         self._wanted: torch.device | None = None  # where batches go; each thread has another current one
         self._process, self._reason = os.getpid(), ""
-        self._refusals = self._unmoved = self._missed = 0
+        self._refusals = self._unmoved = 0
         self._is_over = self._has_begun = False
 
     def starts(self, loader: Any) -> None:
@@ -90,24 +91,21 @@ class DeviceBatches:
             vars(loader)["_get_iterator"] = functools.partial(self._once, loader)
 
     def _once(self, loader: Any) -> Any:
+        """What the loader's own `_get_iterator` would give, or the same with batches made on the device."""
         vars(loader).pop("_get_iterator", None)
-        return self.iterator(type(loader)._get_iterator, loader)
-
-    def iterator(self, original: Callable[[Any], Any], loader: Any) -> Any:
-        """What `original(loader)` would give, or the same with batches made on the device."""
         if self._is_over or os.getpid() != self._process:
-            return original(loader)
+            return loader._get_iterator()
         self._wanted = self._wanted or self._place()
         reason = why_not(loader)
         if self._maker() is None or reason is not None:
             self._refuse(reason or "the script does not use CUDA when an epoch begins")
-            return original(loader)
-        trial = self._trial(loader)
+            return loader._get_iterator()
+        trial = self._trial(loader.dataset)
         if trial.is_refused:
-            return original(loader)
+            return loader._get_iterator()
         self._has_begun = True
         own = loader.worker_init_fn
-        vars(loader)["worker_init_fn"] = InWorkers(own, trial.verdict)
+        vars(loader)["worker_init_fn"] = InWorkers(own, trial.verdicts)
         try:
             return self._attended(loader, trial)
         finally:
@@ -127,7 +125,7 @@ class DeviceBatches:
             _Attended(iterator, made, self._ahead, self._handed)
             return iterator
         iterator = _SingleProcessDataLoaderIter(loader)
-        defer(iterator._dataset_fetcher, trial.verdict)
+        defer(iterator._dataset_fetcher, trial.verdicts)
         reference = weakref.ref(iterator)
 
         def next_data() -> Any:
@@ -143,26 +141,28 @@ class DeviceBatches:
         if trial.is_refused or maker is None:
             return batch
         if not isinstance(batch, Deferred):
-            self._missed += 1
-            if self._missed == _MISSED:
+            trial.missed += 1
+            if trial.missed == _MISSED:
                 self._stop(trial, "its data set does more with its images than hand them out")
             return batch
-        self._missed = 0
+        trial.missed = 0
         try:
             with no_fork:
                 return self._on_device(batch, trial, maker)
+        except OSError:  # a file that Pillow cannot decode either: an error of the script's own, in this batch alone
+            return batch
         except Exception as error:  # out of memory, above all
-            self._stop(trial, f"{type(error).__name__} on {maker.device}: {str(error).splitlines()[0]}")
+            self._stop(trial, f"{type(error).__name__} on {maker.device}: {error}".splitlines()[0])
             return batch
 
     def _on_device(self, batch: Deferred, trial: Trial, maker: Maker) -> Any:
         leaves, shape = tree_flatten(batch.batch)
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Packed)]
+        undone = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, UndoneBatch)}
         results: list[torch.Tensor] = []
 
         def work() -> list[torch.Tensor]:
-            done = [finished(leaves[place], trial.pipelines, maker.device) for place in places]
-            trial.hear(batch.proofs, done)
+            done = [finished(one, trial.pipelines, maker.device) for one in undone.values()]
+            trial.hear(batch, done)
             results.extend(one.batch for one in done)
             return results
 
@@ -173,15 +173,14 @@ class DeviceBatches:
             self._stop(trial, "its batches are too large to have several of them on the device")
             return batch
         copy_early([leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and is_plain(leaf)], maker)
-        for place, one, result in zip(places, made, results, strict=True):
-            leaves[place] = self._standing(one, result, maker)
+        for (place, one), each, result in zip(undone.items(), made, results, strict=True):
+            ready = _Made(each, functools.partial(finished, one, trial.pipelines, maker.device), maker)
+            leaves[place] = ready() if maker.device.type == "cpu" else self._waiting(result, ready)
         return tree_unflatten(leaves, shape)
 
-    def _standing(self, made: Any, result: torch.Tensor, maker: Maker) -> torch.Tensor:
-        if maker.device.type == "cpu":
-            return maker.hand_over(made, False)
+    def _waiting(self, result: torch.Tensor, ready: _Made) -> torch.Tensor:
         self._unmoved += 1
-        return Waiting(result, functools.partial(maker.hand_over, made, False), self._moved)
+        return Waiting(result, ready, self._moved)
 
     def _handed(self, iterator: Any, batch: Any) -> Any:
         """In the thread that asked for it."""
@@ -210,10 +209,9 @@ class DeviceBatches:
             self._makers[place] = maker
         return self._makers[place] if place is not None else None
 
-    def _trial(self, loader: Any) -> Trial:
-        sites = sites_of(loader.dataset)
-        assert not isinstance(sites, str)
-        key = type(loader.dataset), mark(sites)
+    def _trial(self, dataset: Any) -> Trial:
+        sites = sites_of(dataset)
+        key = tuple(map(type, owners_of(dataset))), mark(sites)
         if key not in self._trials:
             self._trials[key] = Trial([site.pipeline for site in sites], self._judge)
         return self._trials[key]
@@ -228,6 +226,21 @@ class DeviceBatches:
         if self._refusals >= _STARTS and not self._has_begun:
             self.leave()
             self._given_up(reason)
+
+
+class _Made:
+    """Hands over the images that were made ahead; later ones are made anew, since the script may have written into
+    those."""
+
+    def __init__(self, made: Any, again: Callable[[], Finished], maker: Maker) -> None:
+        self._made, self._again, self._maker = made, again, maker
+
+    def __call__(self) -> torch.Tensor:
+        made, self._made = self._made, None
+        if made is None:
+            with no_fork:
+                (made,) = self._maker.make(lambda: [self._again().batch])
+        return self._maker.hand_over(made, False)
 
 
 class _Attended(Pass):

@@ -200,6 +200,8 @@ class Grayscale(Drawing):
 class GaussianBlur(Drawing):
     def draw(self, sketch: Sketch) -> None:
         one = self.transform
+        if one.kernel_size[0] // 2 >= sketch.width or one.kernel_size[1] // 2 >= sketch.height:
+            raise ValueError("the image is too small to be mirrored at its edges")
         bell = one.make_params([])["sigma"][0] if self.version == 2 else one.get_params(one.sigma[0], one.sigma[1])
         sketch.note(self.at, (bell,))
 
@@ -220,7 +222,7 @@ class RandomAffine(Drawing):
             size = [sketch.width, sketch.height]
             angle, shift, scale, shear = one.get_params(one.degrees, one.translate, one.scale, one.shear, size)
         centre = one.center if one.center is not None else (sketch.width * 0.5, sketch.height * 0.5)
-        sketch.note(self.at, affine(angle, shift, scale, shear, centre))
+        sketch.note(self.at, affine(angle, shift, scale, shear, centre, self.version))
 
 
 class RandomErasing(Drawing):

@@ -26,6 +26,8 @@ import simplejpeg
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
+from hotlap.parts.late_image import Late
+
 _STORED = {"RGB": ("RGBX", 3), "L": ("L", 1)}  # by mode: how Pillow stores it, and how many layers the file has
 _COLOURS = {"RGBX": "RGBX", "L": "GRAY"}  # what simplejpeg calls it
 pil_open = inspect.unwrap(Image.open)  # `open_jpeg` may already stand in its place
@@ -59,7 +61,7 @@ def open_jpeg(
     return image
 
 
-class FastJpeg(JpegImageFile):
+class FastJpeg(Late, JpegImageFile):
     """A JPEG file that Pillow has opened and not yet loaded. Once loaded it is Pillow's own kind of image again."""
 
     fp: Any
@@ -98,18 +100,6 @@ class FastJpeg(JpegImageFile):
         if self._exclusive_fp and self._close_exclusive_fp_after_loading:
             self.fp.close()
         self.fp = None
-
-    def __eq__(self, other: object) -> bool:
-        for one in (self, other):
-            if isinstance(one, FastJpeg):
-                one.load()
-        return bool(self == other)  # both by now of Pillow's own kind
-
-    __hash__ = None  # type: ignore[assignment]  # as every image
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.load()
-        return self.__reduce_ex__(protocol)  # by now Pillow's own: a pickle of the script's must not need this module
 
 
 def decode(data: bytes, mode: str, least: tuple[int, int] = (0, 0)) -> Any:

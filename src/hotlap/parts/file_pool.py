@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import threading
@@ -78,7 +79,7 @@ def key(file: Any, about: str = "") -> bytes | None:
     try:
         if isinstance(file, (str, os.PathLike)):
             path, stat = os.fspath(file), os.stat(file)
-        elif isinstance(getattr(file, "name", None), str) and file.tell() == 0:
+        elif isinstance(file, (io.BufferedReader, io.FileIO)) and isinstance(file.name, str) and file.tell() == 0:
             path, stat = file.name, os.fstat(file.fileno())
         else:
             return None

@@ -3,16 +3,17 @@ own."""
 
 from __future__ import annotations
 
-import copy
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from hotlap.parts.deferred_samples import ON_TRIAL, PROVEN_A_BATCH, REFUSED, TRUSTED, Packed, Proof
+from hotlap.parts.deferred_samples import ON_TRIAL, PROVEN, REFUSED, TRUSTED, Deferred
 from hotlap.parts.device_jpeg import by_pillow, decode_all
 from hotlap.parts.early_copies import pinned
+from hotlap.parts.undone_images import UndoneBatch
 
 _BRIGHTNESS, _COLOURS, _SHIFT = 1.5, 8.0, 1.0  # levels of 255 that decoders may differ by; see `_apart`
 _SPREAD = 32.0  # levels that the images of a batch spread over, at least
@@ -29,20 +30,20 @@ class Judge(Protocol):
 class Finished(NamedTuple):
     """A batch on the device, and the images it was made from."""
 
-    packed: Packed
+    undone: UndoneBatch
     images: list[torch.Tensor]
     batch: torch.Tensor
 
 
-def finished(packed: Packed, pipelines: Sequence[Any], device: torch.device) -> Finished:
+def finished(undone: UndoneBatch, pipelines: Sequence[Any], device: torch.device) -> Finished:
     """What the script's own transforms would have made of these images."""
-    pixels = packed.pixels
+    pixels = undone.pixels
     if device.type == "cuda" and len(pixels):
         pixels = pinned(pixels).to(device, non_blocking=True)
-    decoded = iter(packed.decoded(pixels))
-    encoded = iter(decode_all(packed.encoded(), device)) if packed.lengths else iter(())
-    images = [next(encoded) if shape is None else next(decoded) for shape in packed.shapes]
-    return Finished(packed, images, _transformed(images, packed.sites, packed.recipes, pipelines, device))
+    decoded = iter(undone.decoded(pixels))
+    encoded = iter(decode_all(undone.encoded(), device)) if undone.lengths else iter(())
+    images = [next(encoded) if shape is None else next(decoded) for shape in undone.shapes]
+    return Finished(undone, images, _transformed(images, undone.sites, undone.recipes, pipelines, device))
 
 
 def _transformed(
@@ -62,57 +63,52 @@ def _transformed(
 
 
 class Trial:
-    """One kind of batch: the same transforms of the same kind of data set. Workers look at the verdict for every batch:
-    while it is open they make some samples both ways, and once it is refused they make all as ever."""
+    """One kind of batch: the same transforms of the same kind of data set. Workers look at the verdicts, one for each
+    site, before every batch: while one is open they make some samples both ways; once refused they make all as ever."""
 
     def __init__(self, pipelines: Sequence[Any], judge: Judge) -> None:
-        self.pipelines = copy.deepcopy(list(pipelines))  # workers that live on keep the transforms they began with
-        self._judge = judge
-        self.verdict = torch.tensor([ON_TRIAL], dtype=torch.uint8, device="cpu").share_memory_()
-        self._proven = 0
+        self.pipelines, self._judge = pipelines, judge
+        self.verdicts = torch.full((len(pipelines),), ON_TRIAL, dtype=torch.uint8, device="cpu").share_memory_()
+        self._proven: Counter[int] = Counter()
+        self.missed = 0  # batches in a row that could not be deferred
 
     @property
     def is_refused(self) -> bool:
-        return int(self.verdict) == REFUSED or self._judge.failed
+        return REFUSED in self.verdicts or self._judge.failed
 
     def refuse(self) -> None:
-        self.verdict.fill_(REFUSED)
+        self.verdicts.fill_(REFUSED)
 
-    def hear(self, proofs: Sequence[Proof], made: Sequence[Finished]) -> None:
-        """Proofs of a batch, on the stream that made it."""
-        if int(self.verdict) != ON_TRIAL or not proofs:
-            return
-        for share in self._shares(proofs, made):
-            self._judge.add(share)
-            self._proven += 1
+    def hear(self, batch: Deferred, made: Sequence[Finished]) -> None:
+        """What the script's own way made of some samples, on the stream that made the others."""
+        if not batch.is_like or any(len(images) != len(made) for images in batch.own):
+            self._judge.add(math.inf)
+        elif batch.own and ON_TRIAL in self.verdicts:
+            shares = [self._of(one, [images[at] for images in batch.own]) for at, one in enumerate(made)]
+            for share in zip(*shares, strict=True):
+                self._judge.add(max(share))  # of the images in one sample
+            self._proven.update(site for one in made for site in one.undone.sites[: len(batch.own)])
         if self._judge.failed:
             self.refuse()
-        elif self._proven >= PROVEN_A_BATCH:
-            self.verdict.fill_(TRUSTED)
+            return
+        for site, count in self._proven.items():
+            if count >= PROVEN and self.verdicts[site] == ON_TRIAL:
+                self.verdicts[site] = TRUSTED
 
-    def _shares(self, proofs: Sequence[Proof], made: Sequence[Finished]) -> list[float]:
-        """How far each sample is from the script's own, of what is allowed: the worst of the images in it."""
-        if not all(proof.is_like and len(proof.images) == len(made) for proof in proofs):
-            return [math.inf]
-        places = [proof.place for proof in proofs]
-        shares = [self._of(one, places, [proof.images[at] for proof in proofs]) for at, one in enumerate(made)]
-        return [max(share) for share in zip(*shares, strict=True)]
-
-    def _of(self, one: Finished, places: Sequence[int], owns: Sequence[Any]) -> list[float]:
-        """Transforms are held to their own tolerance, on the very pixels the script had; decoders to theirs; and what
-        came out in the batch to both."""
+    def _of(self, one: Finished, owns: Sequence[Any]) -> list[float]:
+        """How far each image is from the script's own, of what is allowed. Transforms are held to their own tolerance,
+        on the very pixels the script had; decoders to theirs; and what came out in the batch to both."""
         device, spread = one.batch.device, float(one.batch.double().std()) or 1.0
-        files = [one.packed.file(place) for place in places]
-        decoded = [one.images[place] for place in places]
-        pixels = [own if file is None else by_pillow(file) for own, file in zip(decoded, files, strict=True)]
-        sites, recipes = ([have[place] for place in places] for have in (one.packed.sites, one.packed.recipes))
+        files = [one.undone.file(place) for place in range(len(owns))]
+        pixels = [own if file is None else by_pillow(file) for own, file in zip(one.images, files, strict=False)]
+        sites, recipes = one.undone.sites[: len(owns)], one.undone.recipes[: len(owns)]
         exact = _transformed([image.to(device) for image in pixels], sites, recipes, self.pipelines, device)
         shares = []
-        for at, (place, own) in enumerate(zip(places, owns, strict=True)):
-            tolerance = spread * max(float(self.pipelines[sites[at]].tolerance), 1e-6)
+        for place, own in enumerate(owns):
+            tolerance = spread * max(float(self.pipelines[sites[place]].tolerance), 1e-6)
             whole = _distance(one.batch[place], own) / (tolerance + spread * _COLOURS / _SPREAD)
-            apart = _apart(decoded[at], pixels[at]) if files[at] is not None else [0.0]
-            shares.append(max(_distance(exact[at], own) / tolerance, whole, *apart))
+            apart = _apart(one.images[place], pixels[place]) if files[place] is not None else [0.0]
+            shares.append(max(_distance(exact[place], own) / tolerance, whole, *apart))
         return shares
 
 

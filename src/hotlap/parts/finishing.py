@@ -35,6 +35,7 @@ class Normalising:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    widens: bool = False  # with one colour and several means torchvision gives several colours, or raises
     levels: float = 0.0
 
     def blank(self, height: int, width: int) -> tuple[float, ...]:
@@ -43,6 +44,8 @@ class Normalising:
     def run(self, images: Images, numbers: np.ndarray) -> Images:
         pixels = images.pixels
         channels = max(len(self.mean), len(self.std))
+        if channels > pixels.shape[1] and not self.widens:
+            raise ValueError("there are more means than colours")
         numbers = np.array([np.broadcast_to(self.mean, channels), np.broadcast_to(self.std, channels)])
         mean, std = sent(numbers, images.device).to(pixels.dtype).view(2, 1, -1, 1, 1)
         return images.with_pixels((pixels - mean).div_(std))
@@ -63,5 +66,7 @@ class Erasing:
         top, left, height, width = sent(numbers.astype(np.int64), images.device)[:, :, None].unbind(1)
         row, column = (torch.arange(size, device=images.device) for size in pixels.shape[2:])
         rows, columns = (row >= top) & (row < top + height), (column >= left) & (column < left + width)
+        if len(self.value) not in (1, pixels.shape[1]):
+            raise ValueError("there are more or fewer values than colours")
         value = sent(np.array(self.value), images.device).to(pixels.dtype).view(1, -1, 1, 1)
         return images.with_pixels(torch.where(rows[:, None, :, None] & columns[:, None, None], value, pixels))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
 from hotlap.parts.device_batches import DeviceBatches
@@ -71,14 +72,8 @@ class ImageLoader:
         place = torch.device(device)
         if place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())
-        batches = DeviceBatches(_Limit(), warnings.warn, ahead, lambda: place)
-
-        class Loader(DataLoader[Any]):
-            def _get_iterator(self) -> Any:
-                return batches.iterator(DataLoader._get_iterator, self)
-
-        self._device = place
-        self._loader = Loader(
+        self._device, self._batches = place, DeviceBatches(_Limit(), warnings.warn, ahead, lambda: place)
+        self._loader: Any = DataLoader(
             data, batch_size, shuffle, num_workers=workers, drop_last=drop_last, persistent_workers=workers > 0
         )
         reason = why_not(self._loader)
@@ -89,8 +84,9 @@ class ImageLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        for images, *rest in self._loader:
-            yield self._moved(images), *map(self._moved, rest)
+        self._batches.starts(self._loader)
+        for batch in self._loader:
+            yield tree_map(self._moved, batch)
 
     def _moved(self, value: Any) -> Any:
         return value.to(self._device, non_blocking=True) if isinstance(value, torch.Tensor) else value

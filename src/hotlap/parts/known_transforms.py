@@ -214,7 +214,7 @@ def _normalised(builder: Builder, transform: Any, version: int) -> Drawing:
     mean, std = (_numbers(numbers) for numbers in (transform.mean, transform.std))
     if not all(std):
         raise NotKnown("divides by zero")
-    return builder.add(Nothing(), Normalising(mean, std))
+    return builder.add(Nothing(), Normalising(mean, std, widens=version == 2 and not transform.inplace))
 
 
 def _numbers(given: Any) -> tuple[float, ...]:

@@ -15,12 +15,11 @@ import numpy as np
 from PIL import Image
 
 from hotlap.parts.fast_jpeg import FastJpeg, Judge, open_jpeg, pil_open
-from hotlap.parts.late_image import LateImage
+from hotlap.parts.late_image import LateImage, whole_jpeg
 
 _SCALES = (8, 4, 2)
 _SMOOTH: tuple[Any, ...] = (None, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
 _SMOOTH += (Image.Resampling.BOX, Image.Resampling.HAMMING)  # those that look at every pixel
-_END = b"\xff\xd9"
 
 
 class ScaledJpeg(FastJpeg):
@@ -55,12 +54,8 @@ class ScaledJpeg(FastJpeg):
         if not self.tile or self.decoderconfig:
             return None
         if self._file is None:
-            try:
-                self.fp.seek(0)
-                data = self.fp.read()
-            except Exception:
-                return None
-            if _END not in data[-64:]:  # some writers pad
+            data = whole_jpeg(self)
+            if data is None:
                 return None
             if self._exclusive_fp:
                 self.fp.close()

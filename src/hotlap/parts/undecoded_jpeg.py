@@ -11,9 +11,8 @@ from typing import Any
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from hotlap.parts.late_image import LateImage
+from hotlap.parts.late_image import Late, LateImage, whole_jpeg
 
-_END = b"\xff\xd9"
 _COMPONENTS = ((1, 2, 3), (0, 1, 2))  # by any other number they may be RGB
 
 
@@ -25,10 +24,8 @@ def open_undecoded(original: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
     return image
 
 
-class Unread(JpegImageFile):
+class Unread(Late, JpegImageFile):
     """A file that Pillow has opened and not yet loaded."""
-
-    fp: Any
 
     def load(self) -> Any:
         self.__class__ = JpegImageFile  # type: ignore[assignment]
@@ -36,29 +33,10 @@ class Unread(JpegImageFile):
 
     def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         if mode == "RGB" and not args and not kwargs and not self.decoderconfig:
-            data = self._data()
+            data = whole_jpeg(self)
             if data is not None:
                 return Undecoded(data, self.size, self.info)
         return super().convert(mode, *args, **kwargs)
-
-    def _data(self) -> bytes | None:
-        """None where it is cut off: then Pillow's error must come here and now."""
-        try:
-            self.fp.seek(0)
-            data: bytes = self.fp.read()
-        except Exception:
-            return None
-        return data if _END in data[-64:] else None  # some writers pad
-
-    def __eq__(self, other: object) -> bool:
-        self.load()
-        return bool(self == other)
-
-    __hash__ = None  # type: ignore[assignment]  # as every image
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.load()
-        return self.__reduce_ex__(protocol)  # by now Pillow's own: a pickle of the script's must not need this module
 
 
 class Undecoded(LateImage):

@@ -19,8 +19,8 @@ _ASKED = {getattr(torch.Tensor, name) for name in _METHODS} | {getattr(torch.Ten
 
 
 class Waiting(torch.Tensor):
-    """`made` on a device. `taken()` gives it for use on the thread that asks; `moved(device)` hears where the script
-    wanted it."""
+    """`made` on a device. `taken()` gives it for use on the thread that asks, and another like it whenever it is called
+    again; `moved(device)` hears where the script wanted it."""
 
     _taken: Callable[[], torch.Tensor] | None
     _moved: Callable[[torch.device], object]
@@ -59,11 +59,8 @@ class Waiting(torch.Tensor):
         device = _target(func, args, kwargs)
         if device is not None and device.type != "cpu":
             self._moved(device)
-            taken, self._taken = self._taken, None
-            if self._host is None and taken is not None:
-                made = taken()
-                self._taken = lambda: made.detach().clone()  # a second move is a second copy, as ever
-                result: torch.Tensor = func(made, *args, **kwargs)
+            if self._taken is not None:
+                result: torch.Tensor = func(self._taken(), *args, **kwargs)
                 return result
         with torch._C.DisableTorchFunctionSubclass():
             moved: torch.Tensor = func(_plain(self), *tree_map(_plain, args), **kwargs)
@@ -74,8 +71,7 @@ def _plain(value: Any) -> Any:
     """A tensor in main memory, which from now on is what counts: others may have been let look into it."""
     if type(value) is not Waiting:
         return value
-    if value._host is None:
-        assert value._taken is not None
+    if value._taken is not None:
         value._host, value._taken = value._taken().cpu(), None
     return value._host
 

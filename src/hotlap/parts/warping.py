@@ -49,18 +49,22 @@ def rotation(angle: float, width: int, height: int, centre: Sequence[float] | No
 
 
 def affine(
-    angle: float, shift: Sequence[float], scale: float, shear: Sequence[float], centre: Sequence[float]
+    angle: float, shift: Sequence[float], scale: float, shear: Sequence[float], centre: Sequence[float], version: int
 ) -> tuple[float, ...]:
-    """The map from result to source of: shear, turn and scale about the centre, then shift."""
+    """The map from result to source of: shear, turn and scale about the centre, then shift. The two versions of
+    torchvision round in different orders, which quarter turns show."""
     turn, shear_x, shear_y = (math.radians(degrees) for degrees in (angle, *shear))
-    x, y = centre
+    (x, y), (right, down), slant = centre, shift, math.tan(shear_x)
     a = math.cos(turn - shear_y) / math.cos(shear_y)
-    b = -math.cos(turn - shear_y) * math.tan(shear_x) / math.cos(shear_y) - math.sin(turn)
     c = math.sin(turn - shear_y) / math.cos(shear_y)
-    d = -math.sin(turn - shear_y) * math.tan(shear_x) / math.cos(shear_y) + math.cos(turn)
+    if version == 2:
+        b, d = -(a * slant + math.sin(turn)), math.cos(turn) - c * slant
+        a, b, c, d = d / scale, -b / scale, -c / scale, a / scale
+        return (a, b, x - a * (x + right) - b * (y + down), c, d, y - c * (x + right) - d * (y + down))
+    b = -math.cos(turn - shear_y) * slant / math.cos(shear_y) - math.sin(turn)
+    d = -math.sin(turn - shear_y) * slant / math.cos(shear_y) + math.cos(turn)
     a, b, c, d = d / scale, -b / scale, -c / scale, a / scale
-    x_from, y_from = -x - shift[0], -y - shift[1]
-    return (a, b, a * x_from + b * y_from + x, c, d, c * x_from + d * y_from + y)
+    return (a, b, a * (-x - right) + b * (-y - down) + x, c, d, c * (-x - right) + d * (-y - down) + y)
 
 
 def _grid(pixels: Tensor) -> tuple[Tensor, Tensor]:
