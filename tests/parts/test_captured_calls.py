@@ -548,6 +548,11 @@ def changes_its_input(model, x):
     return model.layer(x.mul_(1.0))
 
 
+def changes_its_weights(model, x):
+    model.layer.weight.data.mul_(0.9)
+    return model.layer(x)
+
+
 def gives_its_input(model, x):
     return model.layer(x), x
 
@@ -583,6 +588,7 @@ ODD = [
     (keeps, "change between calls"),
     (collects, "change between calls"),
     (changes_its_input, "in place"),
+    (changes_its_weights, "changes its parameters"),
     (gives_its_input, "shares memory"),
     (gives_one_thing_twice, "shares memory"),
     (gives_an_object, "plain values"),

@@ -130,3 +130,12 @@ def test_a_compiler_sees_the_products() -> None:
     torch.testing.assert_close(compiled(x), expected)
     assert len(graphs) == 1 and "float8_e4m3fn" in graphs[0]
     torch._dynamo.reset()
+
+
+def test_gradients_of_gradients_are_refused_aloud() -> None:
+    """A penalty on the gradient would reach no weight of the layer."""
+    one, x = layer(), torch.randn(32, 64, requires_grad=True)
+    convert(one)
+    (slope,) = torch.autograd.grad(one(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.square().sum().backward()

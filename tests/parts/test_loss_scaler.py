@@ -214,3 +214,14 @@ def test_a_gradient_to_be_derived_again_is_left_alone(how: str) -> None:
     given = {"create_graph": True} if how == "keyword" else {}
     scaler.backward(torch.autograd.backward, (weight**3).sum(), None, None, *([True] if not given else []), **given)
     assert torch.autograd.grad(weight.grad.sum(), weight)[0].item() == 12.0
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_a_weight_sees_no_scale(register: str) -> None:
+    """One that clips would clip everything."""
+    scaler, weight, seen = LossScaler(SCALE), nn.Parameter(torch.ones(1)), []
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler.own(optimizer)
+    getattr(weight, register)(lambda one: seen.append((one if weight.grad is None else weight.grad).item()))
+    scaler.backward(torch.autograd.backward, (weight * 3).sum())
+    assert seen == [3.0] and weight.grad.item() == 3.0

@@ -377,7 +377,7 @@ def test_a_recording_that_breaks_leaves_the_step_to_the_script() -> None:
     plain, model, own, recorder = pair(dropped=0.5)
     recorder.error = "operation not permitted when stream is capturing\nand more"
     assert trained_alike(plain, model, own)
-    assert own.refused == "it cannot be recorded: operation not permitted when stream is capturing"
+    assert own.refused == "it cannot be recorded: RuntimeError: operation not permitted when stream is capturing"
 
 
 def test_an_error_in_forward_is_the_scripts() -> None:

@@ -27,12 +27,12 @@ class CapturedModel(Technique):
     Where the device is busy all the time, launches cost nothing. Nor does it fuse operations, as compiling does.
     A graph works on fixed places and repeats what Python decided once, so a call is recorded only after its kind has
     gone through forward and backward alike three times, for up to eight recordings a model; other shapes, evaluation,
-    and calls of a model that the script has since changed run as they are. Never recorded are: calls that wait for the
-    device (`.item()`, masks), print, draw random numbers on the host, change their inputs, read tensors that are not
-    the model's, or keep something in its attributes; models with hooks, compiled or scripted parts, sparse gradients or
-    several devices; and what is differentiated twice. Inputs are copied to their places and outputs to the script's own
-    memory. The activations of each recording stay allocated, so it is left out where less is free than twice the peak
-    so far.
+    and calls of a model that the script has since changed, or whose code reads a global or a setting that has, run as
+    they are. Never recorded are: calls that wait for the device (`.item()`, masks), print, draw random numbers on the
+    host, change their inputs or weights, read tensors that are not the model's, or keep something of each call; models
+    with hooks, compiled or scripted parts, sparse gradients or several devices; and what is differentiated twice.
+    Inputs are copied to their places and outputs to the script's own memory. The activations of each recording stay
+    allocated, so it is left out where less is free than twice the peak so far.
 
     ## What changes numerically
     The same kernels in the same order: up to kernels that add in no fixed order, the same bits. Under autocast a weight

@@ -28,8 +28,9 @@ class Fp8Linear(Technique):
     On chips before Ada, on a processor, in convolutions and in attention itself. Finding the largest value and casting
     are passes over memory: without a compiler that fuses them, and for layers narrower than some thousands, they cost
     what the product saves. Only layers whose sizes are multiples of 16, at least 2048 each, are taken; the first and
-    the last layer of the network, shared weights, and batches whose rows are no multiple of 16 are left as they are. It
-    is a partner of `compiled-model`, which sees these products and fuses the scaling.
+    the last layer of the network, shared weights, and batches whose rows are no multiple of 16 are left as they are.
+    Gradients of gradients, as in gradient penalties, end with torch's error: it is not for such scripts. It is a
+    partner of `compiled-model`, which sees these products and fuses the scaling.
 
     ## What changes numerically
     e4m3 keeps 4 significant bits, e5m2 for gradients 3: single numbers are off by up to 6 % and 12 %, sums over

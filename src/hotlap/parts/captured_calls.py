@@ -20,8 +20,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from hotlap.parts.graph_recorder import GraphRecorder, Recorder
+from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings
 from hotlap.parts.packed import Packed
+from hotlap.parts.reach import Unfit
 from hotlap.parts.recorded_call import CannotRecord, PlainCall, Proceed, RecordedCall, Ticket
 from hotlap.parts.replay_proof import LIMIT, Proof, proven
 from hotlap.parts.steady_module import SteadyModule, why_not_recorded
@@ -155,11 +156,14 @@ class CapturedCalls:
             self._replays_then = self.replays
         self._kinds.clear()
         self._steady, self._why = None, why_not_recorded(root, self._recorder.device)
-        if self._changes > _CHANGES or (self._why and not self.replays):
-            self._give_up(self._why or "its attributes, parts or hooks change between calls")
-        elif not self._why:  # hooks may come for a while, and go
-            self._steady = SteadyModule(root)
-            self._device = self._steady.device
+        if not self._why:
+            try:
+                self._steady = SteadyModule(root)
+                self._device = self._steady.device
+            except Unfit as reason:
+                self._why = str(reason)
+        if self._changes > _CHANGES or (self._why and not self.replays):  # hooks may come for a while, and go
+            self._give_up(self._why or "its attributes, parts, hooks or what its code reads change between calls")
 
     def _record(self, kind: _Kind, root: nn.Module, given: Packed, proceed: Proceed) -> RecordedCall | None:
         habit = kind.habit()
@@ -234,13 +238,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _settings(device: torch.device) -> Any:
-    """Of the process, as far as they choose what a call does."""
     return (
+        *settings(),
         torch.is_autocast_enabled(device.type),
         torch.get_autocast_dtype(device.type),
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_default_dtype(),
         torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0,
     )
 

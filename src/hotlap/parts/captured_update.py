@@ -115,8 +115,8 @@ class CapturedUpdate:
         update = self._as_recorded(optimizer, plain)
         try:
             replay = self._recorder.record(update, parameters[0].device)
-        except RuntimeError as error:
-            self._give_up(optimizer, f"the update cannot be recorded: {str(error).splitlines()[0]}")
+        except Exception as error:  # whatever torch raises where nothing is carried out
+            self._give_up(optimizer, f"the update cannot be recorded: {type(error).__name__}: {error}".splitlines()[0])
             return plain()
         self._recordings += 1
         if len(self._graphs) >= _GRAPHS and places not in self._graphs:

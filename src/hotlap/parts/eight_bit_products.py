@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn.parameter import is_lazy
 
 PIECE = 16  # what the products take at once: rows, inputs and outputs must be multiples of it
@@ -58,6 +59,7 @@ class _Product(torch.autograd.Function):
         return product(x8, weight8.t(), x_scale, weight_scale, dtype, fast=True)
 
     @staticmethod
+    @once_differentiable  # else gradients of gradients would be wrong in silence: 8-bit copies have none
     def backward(ctx: Any, *grads: Any) -> Any:
         x8, x_scale, weight8, weight_scale = ctx.saved_tensors
         x_dtype, weight_dtype = ctx.dtypes

@@ -12,6 +12,17 @@ from typing import Any, Protocol
 import torch
 
 
+def settings() -> tuple[Any, ...]:
+    """Of the process, as far as they choose what is recorded."""
+    convolutions: Any = torch.backends.cudnn
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cuda.matmul.fp32_precision,  # the old way to ask fails where the script has said it in the new
+        convolutions.conv.fp32_precision,
+    )
+
+
 class Recorder(Protocol):
     """What records work and replays it."""
 

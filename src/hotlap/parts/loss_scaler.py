@@ -46,8 +46,9 @@ class LossScaler:
     ) -> Any:
         """Stands round `torch.autograd.backward`."""
         parameters = self._parameters()
-        if not parameters or kwargs.get("create_graph") or (len(args) > 1 and args[1]):
-            return original(tensors, grad_tensors, *args, **kwargs)  # nothing of ours, or a gradient to be derived
+        is_derived = kwargs.get("create_graph") or (len(args) > 1 and args[1])
+        if not parameters or is_derived or any(map(_is_hooked, parameters)):  # a hook must see no scale, either
+            return original(tensors, grad_tensors, *args, **kwargs)
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if self._scale is None:
             self._start(losses[0].device)
@@ -111,3 +112,7 @@ class LossScaler:
         assert self._scale is not None
         if grads:
             torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found_inf, self._scale.reciprocal())
+
+
+def _is_hooked(parameter: torch.Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)

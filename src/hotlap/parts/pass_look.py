@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hotlap.parts.pass_grounds import Grounds, address
+from hotlap.parts.reach import Reach, address, is_weight
 
 _READING = ("_local_scalar_dense", "is_nonzero", "equal", "item")
 
@@ -20,11 +20,15 @@ _READING = ("_local_scalar_dense", "is_nonzero", "equal", "item")
 class Look(TorchDispatchMode):
     """`reason` says why what was seen cannot be recorded."""
 
-    def __init__(self, device: str, inputs: Sequence[Any], grounds: Grounds) -> None:
-        super().__init__()
+    supports_higher_order_operators = True  # or torch would refuse to run them under it
+
+    def __init__(self, device: str, inputs: Sequence[Any], grounds: Reach) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.reason = ""
         self._device = device
-        self._known = grounds.addresses() | {address(one) for one in tensors(inputs)}
+        self._lasting = grounds.addresses()
+        self._known = self._lasting | {address(one) for one in tensors(inputs)}
+        self._weights = {address(one) for one in grounds.tensors if is_weight(one)} - {0}
         self._made: set[int] = set()
 
     @classmethod
@@ -35,15 +39,20 @@ class Look(TorchDispatchMode):
         given = tensors((args, kwargs))
         out = function(*args, **(kwargs or {}))
         if not self.reason:
-            self.reason = self._judged(function, args, given, tensors(out))
+            is_change = any(address(one) in self._weights for one in written(function, args, kwargs))
+            self.reason = "it changes its weights" if is_change else self._judged(function, args, given, tensors(out))
         return out
 
     def _judged(self, function: Any, args: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> str:
+        if not hasattr(function, "overloadpacket"):
+            return f"it calls what cannot be looked into ({function})"
         name = function.overloadpacket.__name__
         if name in _READING or torch.Tag.dynamic_output_shape in function.tags or _masks(name, args):
             return f"it waits for the device ({name})"
         for tensor in given:
             place = address(tensor)
+            if place in self._lasting and tensor.is_cpu and tensor.dim() == 0 and self._device != "cpu":
+                return f"it reads a number in main memory, which may change ({name})"
             is_number = tensor.is_cpu and tensor.dim() == 0 and place not in self._known
             if place and not is_number and place not in self._known and place not in self._made:
                 return f"it reads a tensor that cannot be followed ({name})"
@@ -60,6 +69,16 @@ def _masks(name: str, args: Any) -> bool:
     """An index by a mask waits for its size."""
     is_index = name in ("index", "index_put", "index_put_", "_index_put_impl_")
     return is_index and any(one.dtype in (torch.bool, torch.uint8) for one in tensors(args[1]))
+
+
+def written(function: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """What an operation writes to; no version tells of it where that was reached by `data`."""
+    schema = getattr(function, "_schema", None)  # of operations that are made of others there is none
+    if schema is None or not schema.is_mutable:
+        return []
+    by_position = {one.name: value for one, value in zip(schema.arguments, args, strict=False)}
+    given, changed = {**by_position, **(kwargs or {})}, (one for one in schema.arguments if one.is_write)
+    return tensors([given[one.name] for one in changed if one.name in given])
 
 
 def tensors(values: Any) -> list[torch.Tensor]:

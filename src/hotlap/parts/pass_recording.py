@@ -13,8 +13,9 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hotlap.parts.graph_recorder import Recorder
-from hotlap.parts.pass_grounds import Grounds, Unfit
+from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import noting_backward, tensors
+from hotlap.parts.reach import Unfit, is_weight
 
 NUMBERS = bool | int | float | str | None
 
@@ -30,29 +31,43 @@ class Recording:
     weights: list[torch.Tensor]
     grads: list[torch.Tensor]
     clears: bool  # whether gradients of the step before are dropped in it
+    cleared: list[torch.Tensor]  # the weights whose gradients it only drops
+    unclear: list[torch.Tensor]  # those that had none, so that nobody knows
     proven: int = 0
 
     def __post_init__(self) -> None:
-        self._alone: dict[bool, int] = {}  # references to a gradient while nobody else has one; weights count as well
+        self._alone: dict[bool, list[int]] = {}  # who has each gradient while the script keeps none; weights do as well
+        self._storages = [grad.untyped_storage() for grad in self.grads]
 
     @property
     def adds(self) -> bool:
-        """Whether the pass would now add to gradients that are there."""
-        return not self.clears and any(weight.grad is not None for weight in self.weights)
+        """Whether the pass would now add to gradients that are there, or drop some that it never met."""
+        doubtful = self.unclear if self.clears else self.weights
+        return any(weight.grad is not None for weight in doubtful)
 
     @property
     def is_held(self) -> bool:
         """Whether the script has kept a gradient that a replay, also of another recording, would overwrite."""
-        return self._references() > self._alone.setdefault(self._is_attached, self._references())
+        holders = self._holders()
+        alone = self._alone.setdefault(False, holders)  # the first time is before the script has met them
+        attached = map(operator.is_, (weight.grad for weight in self.weights), self.grads)
+        rows = zip(attached, alone, self._alone.get(True, alone), strict=True)
+        return any(map(operator.gt, holders, [row[1 + row[0]] for row in rows]))
 
     def play(self, inputs: list[torch.Tensor]) -> None:
         for own, given in zip(self.inputs, inputs, strict=True):
             own.copy_(given)
         self.replay()
+        self._attach()
+        if True not in self._alone:  # likewise
+            self._alone[True] = self._holders()
+
+    def _attach(self) -> None:
         for weight, grad in zip(self.weights, self.grads, strict=True):
             if weight.grad is not grad:
                 weight.grad = grad
-        self._alone.setdefault(True, self._references())  # the first time, nobody has met them yet
+        for weight in self.cleared:
+            weight.grad = None
 
     def played(self, inputs: list[torch.Tensor]) -> torch.Tensor:
         self.play(inputs)
@@ -77,12 +92,13 @@ class Recording:
             weight.grad = grad
         return out, difference
 
-    @property
-    def _is_attached(self) -> bool:
-        return any(map(operator.is_, (weight.grad for weight in self.weights), self.grads))
+    def _holders(self) -> list[int]:
+        """References to each gradient, and tensors that share its memory, such as `grad.detach()`."""
+        shared = map(torch._C._storage_Use_Count, map(_place, self._storages))
+        return list(map(operator.add, map(sys.getrefcount, self.grads), shared))
 
-    def _references(self) -> int:
-        return max(map(sys.getrefcount, self.grads))
+
+_place = operator.attrgetter("_cdata")
 
 
 def recording_of(
@@ -94,23 +110,25 @@ def recording_of(
 ) -> Recording:
     """Nothing is computed by it, and gradients are again what they were."""
     grounds = Grounds(function, others(leaves))
-    weights = [tensor for tensor in dict.fromkeys(grounds.tensors) if tensor.requires_grad]
+    trained = [tensor for tensor in dict.fromkeys(grounds.tensors) if tensor.requires_grad]
+    weights = list(dict.fromkeys([*trained, *grounds.updated]))
     before = [weight.grad for weight in weights]
     own = [_static(one, device) if isinstance(one, torch.Tensor) else one for one in leaves]
-    fed, seen = _like(inputs, own), _Seen(weights)
+    fed, seen = _like(inputs, own), _Seen(trained)
     try:
         with noting_backward(seen):
             replay = recorder.record(lambda: seen.keep(function(*fed)), device)
-        grads = [weight.grad for weight in weights]
+        after = [weight.grad for weight in weights]
     finally:
         for weight, grad in zip(weights, before, strict=True):
             weight.grad = grad
     seen.judge()
     if not grounds.hold(function):
         raise Unfit(f"it leaves something behind: {grounds.why}")
-    trained = [(weight, grad) for weight, grad in zip(weights, grads, strict=True) if grad is not None]
-    if not trained or any(grad.layout != torch.strided for _, grad in trained):
-        raise Unfit("gradients are sparse" if trained else "no weight gets a gradient from it")
+    rows = list(zip(weights, before, after, strict=True))
+    filled = [(weight, new) for weight, old, new in rows if new is not None and new is not old]
+    if not filled or any(grad.layout != torch.strided for _, grad in filled):
+        raise Unfit("gradients are sparse" if filled else "no weight gets a gradient from it")
     return Recording(
         replay,
         tensors(own),
@@ -118,9 +136,11 @@ def recording_of(
         grounds,
         seen.results,
         seen.loss,
-        [weight for weight, _ in trained],
-        [grad for _, grad in trained],
-        clears=any(grad is not None for grad in before),
+        [weight for weight, _ in filled],
+        [grad for _, grad in filled],
+        clears=any(old is not None and new is not old for _, old, new in rows),
+        cleared=[weight for weight, old, new in rows if old is not None and new is None],
+        unclear=[weight for weight, old, new in rows if old is None and new is None],
     )
 
 
@@ -188,10 +208,6 @@ def flat(inputs: Sequence[Any]) -> tuple[Sequence[Any], str]:
         return inputs, ""
     leaves, shape = tree_flatten(tuple(inputs))
     return leaves, repr(shape)
-
-
-def is_weight(tensor: torch.Tensor) -> bool:
-    return tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
 
 
 def others(leaves: Sequence[Any]) -> list[Any]:

@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 import torch
 
-from hotlap.parts.graph_recorder import GraphRecorder, Recorder
-from hotlap.parts.pass_grounds import Grounds, Unfit
+from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings
+from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import Look, host_generators, noting_backward, tensors
 from hotlap.parts.pass_recording import (
     NUMBERS,
@@ -36,10 +36,10 @@ from hotlap.parts.pass_recording import (
     copied,
     detached,
     flat,
-    is_weight,
     others,
     recording_of,
 )
+from hotlap.parts.reach import Unfit, address, is_weight
 
 _UNWATCHED = 2  # passes with inputs of one kind before one is watched
 _UNRECORDED = 4  # passes before one is recorded
@@ -151,7 +151,7 @@ class RecordedPass:
         self._why = self._why_not([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
         if self._why:
             return None
-        found: list[Any] = [shape, torch.get_default_dtype(), listeners.changes]
+        found: list[Any] = [shape, settings(), listeners.changes]
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 found += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
@@ -231,6 +231,8 @@ class RecordedPass:
             self._give_up("it changes its inputs or weights")
         elif not can_be_copied(out):
             self._give_up("it hands on more than tensors and numbers")
+        elif (grounds.addresses() - {0}) & set(map(address, tensors(out))):
+            self._give_up("it hands on its weights, or what else is there before and after it")
         return out if self.refused else detached(out)
 
     def _record(self, call: _Call, device: torch.device) -> Any:
@@ -241,8 +243,9 @@ class RecordedPass:
         try:
             with listeners.recording():
                 recording = recording_of(call.function, call.inputs, call.leaves, self._recorder, device)
-        except (RuntimeError, Unfit) as error:
-            self._give_up(f"it cannot be recorded: {str(error).splitlines()[0]}")
+        except Exception as error:  # whatever the script raises where nothing is carried out
+            reason = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
+            self._give_up(f"it cannot be recorded: {reason.splitlines()[0]}")
             return call.plain()
         self._recordings += 1
         self._graphs[call.kind] = recording

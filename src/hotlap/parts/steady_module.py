@@ -1,5 +1,6 @@
-"""Whether a module is still what it was when it was recorded: its parts, attributes, hooks, parameters and buffers. A
-graph repeats what Python decided once, so this is asked before every replay, and told in microseconds."""
+"""Whether a module is still what it was when it was recorded: its parts, attributes, hooks, parameters and buffers, and
+what its code reads elsewhere. A graph repeats what Python decided once, so this is asked before every replay, and told
+in microseconds."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from hotlap.parts.compilable import HOOKS
+from hotlap.parts.reach import TORCHS, Reach
+
 _CONTENT = ("_parameters", "_buffers", "_modules")
-_TORCHS = frozenset(vars(nn.Module())) - {*_HOOKS, *_CONTENT}
+_TORCHS = frozenset(vars(nn.Module())) - {*HOOKS, *_CONTENT}
 _PLAIN = (int, float, bool, str, type(None))
+_COMPARED = (*_PLAIN, torch.Tensor)
 _SPREAD = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
@@ -35,6 +39,7 @@ class SteadyModule:
         self._tensors = [*self.parameters, *self.buffers]
         self._places = list(map(torch.Tensor.data_ptr, self._tensors))
         self.device = self._tensors[0].device
+        self._elsewhere = _Elsewhere(root)
 
     @property
     def own(self) -> list[torch.Tensor]:
@@ -53,10 +58,31 @@ class SteadyModule:
             return False
         if not self._holds(operator.is_) and not self._holds(_is_same):
             return False
-        return list(map(torch.Tensor.data_ptr, self._tensors)) == self._places
+        return list(map(torch.Tensor.data_ptr, self._tensors)) == self._places and self._elsewhere.is_as_it_was()
 
     def _holds(self, is_same: Callable[[Any, Any], bool]) -> bool:
         return all(map(is_same, chain.from_iterable(self._views), self._held))
+
+
+class _Elsewhere(Reach):
+    """What the code of a module reads beside what the module holds: globals, settings in objects and in classes. It
+    does not hold the module itself."""
+
+    refuses_words = False  # calls are watched
+
+    def __init__(self, root: nn.Module) -> None:
+        self._parts = {id(module) for module in root.modules()}
+        super().__init__(lambda: self._walk(root))
+
+    def _walk(self, root: nn.Module) -> None:
+        for module in root.modules():
+            own, names = vars(module), self._reached(type(module), frozenset({"forward"}), 1)
+            known = {*TORCHS, *(key for key, one in own.items() if isinstance(one, _COMPARED))}
+            self._visit_all(own, sorted(own.keys() - known), names, 1)
+
+    def _visit(self, where: Any, key: Any, names: frozenset[str], depth: int) -> None:
+        if id(where[key]) not in self._parts:
+            super()._visit(where, key, names, depth)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -84,7 +110,7 @@ def _why_not(module: nn.Module) -> str:
     kind = type(module).__name__
     if kind in _SPREAD and not _is_direct(module):
         return f"{kind} spreads its calls over devices or processes"
-    if any(getattr(module, name, None) for name in _HOOKS):
+    if any(getattr(module, name, None) for name in HOOKS):
         return f"a hook hangs on its {kind}"
     if isinstance(module, torch.jit.ScriptModule):
         return f"its {kind} is scripted"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import sys
 import warnings
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from hotlap.parts.packed import Packed, form_of
+from hotlap.parts.pass_look import host_generators, written
 
 _WAITING = "synchronizing CUDA operation"  # what torch says of them in its debug mode
 
@@ -56,7 +56,7 @@ class Sighting:
 def watched(
     call: Callable[[], Any], given: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device
 ) -> tuple[Any, Sighting]:
-    versions, generators = [t._version for t in given], _host_generators(device)
+    versions, generators = [t._version for t in given], host_generators(device.type)
     reads = _reading([*given, *own], device)
     is_cast, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
     uncached = torch.autocast(device.type, dtype=dtype, enabled=is_cast, cache_enabled=False)
@@ -64,10 +64,14 @@ def watched(
         out = call()
     if reads.has_foreign:
         heard.append("it reads tensors that are neither given to it nor its own")
+    if reads.has_hidden:
+        heard.append("it calls what cannot be looked into")
+    if reads.has_changed:
+        heard.append("it changes its parameters")
     outputs = Packed(out)
     if [t._version for t in given] != versions:
         heard.append("it changes its inputs in place")
-    if _host_generators(device) != generators:
+    if host_generators(device.type) != generators:
         heard.append("it draws random numbers on the host")
     if not outputs.packing.is_plain:
         heard.append("it gives more than tensors and plain values")
@@ -130,17 +134,25 @@ def _reading(own: Sequence[torch.Tensor], device: torch.device) -> Any:
     from torch.utils._pytree import tree_leaves
 
     class Reading(TorchDispatchMode):
-        has_foreign = False
+        has_foreign = has_changed = has_hidden = False
+        supports_higher_order_operators = True  # or torch would refuse to run them under it
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             taken = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
             is_constant = function is torch.ops.aten.lift_fresh.default  # made of numbers in the code
             self.has_foreign = self.has_foreign or not (is_constant or taken <= known)
+            self.has_hidden = self.has_hidden or not hasattr(function, "overloadpacket")
+            self.has_changed = self.has_changed or any(map(_is_weights, written(function, args, kwargs)))
             out = function(*args, **(kwargs or {}))
             known.update(_storage(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor))
             return out
 
     known = {_storage(t) for t in own if t.device == device}
+    weights = {_storage(t) for t in own if isinstance(t, torch.nn.Parameter)} - {0}
+
+    def _is_weights(tensor: torch.Tensor) -> bool:
+        return _storage(tensor) in weights
+
     mode: Any = Reading
     return mode()
 
@@ -149,16 +161,6 @@ def _storage(tensor: torch.Tensor) -> int:
     with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse, or inside a transform
         return int(tensor.untyped_storage()._cdata)
     return 0
-
-
-def _host_generators(device: torch.device) -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None else None
-    return (
-        None if device.type == "cpu" else torch.get_rng_state().numpy().tobytes(),
-        random.getstate(),
-        None if state is None else (state[1].tobytes(), state[2]),
-    )
 
 
 def _share_memory(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

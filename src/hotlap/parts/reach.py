@@ -1,0 +1,264 @@
+"""Everything that code can reach: weights, buffers, settings, globals, closures. A recording is good as long as all of
+them are what and where they were."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import random
+import sys
+from collections.abc import Callable
+from itertools import chain
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from hotlap.parts.code_names import Closure, globals_of, is_scripts, names_of
+from hotlap.parts.compilable import HOOKS
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
+TORCHS = {*vars(nn.Module()), "_compiled_call_impl", "_is_full_backward_hook"} - {"training"}  # of every module
+_MOST_ITEMS = 64
+_DEPTH = 8
+_DRAWS = "it draws random numbers on the host"
+# A recording would not say, draw, read or wait again. By the name of the module, or of what is called.
+_ONCE = {"print": "it prints", "input": "it asks", "open": "it opens files", "synchronize": "it waits for the device"}
+_DRAWING = {"random": _DRAWS, "time": "it reads the clock", "datetime": "it reads the clock"}
+_RATES = {torch.optim.Optimizer: {"param_groups"}, LRScheduler: {"get_last_lr", "get_lr"}}
+
+_hooks_on = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Unfit(Exception):
+    """Why something cannot be recorded."""
+
+
+class Reach:
+    """`is_as_it_was()` says whether everything is; `why` names what is not."""
+
+    refuses_words: ClassVar[bool] = True  # code that names what is done only once; else somebody watches what it does
+
+    def __init__(self, walk: Callable[[], None]) -> None:
+        """`walk` visits all there is, from where it begins."""
+        self.tensors: list[torch.Tensor] = []
+        self.updated: list[torch.Tensor] = []  # by optimizers, which clear their gradients as well
+        self.why = ""
+        self._values: tuple[list[Any], list[Any], list[Any]] = ([], [], [])  # where, by what key, what was there
+        self._objects: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+        self._absent: tuple[list[Any], list[Any]] = ([], [])  # where, and what key was not there
+        self._lengths: tuple[list[Any], list[int]] = ([], [])
+        self._hooks: list[Any] = []
+        self._seen: set[Any] = set()
+        try:
+            walk()
+        except Unfit:
+            raise
+        except Exception as error:  # objects that do not like to be looked at
+            raise Unfit(f"what it rests on cannot be looked through ({type(error).__name__}: {error})") from error
+        self._types = list(map(type, self._values[2]))
+        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self._trains = [tensor.requires_grad for tensor in self.tensors]
+
+    def is_as_it_was(self) -> bool:
+        """Runs in every step, so that it is no more than look-ups and comparisons, hardly any in Python itself."""
+        try:
+            values = list(map(operator.getitem, *self._values[:2]))
+            is_good = (
+                all(map(operator.is_, map(operator.getitem, *self._objects[:2]), self._objects[2]))
+                and list(map(type, values)) == self._types  # first: tensors are not to be compared
+                and values == self._values[2]
+                and not any(map(operator.contains, *self._absent))
+                and list(map(torch.Tensor.data_ptr, self.tensors)) == self._addresses
+                and [tensor.requires_grad for tensor in self.tensors] == self._trains
+                and list(map(len, self._lengths[0])) == self._lengths[1]
+                and not any(self._hooks)
+                and not any(chain.from_iterable(map(_hooks_on, self.tensors)))
+            )
+        except (KeyError, IndexError):
+            is_good = False
+        if not is_good:
+            self.why = self._fault()
+        return is_good
+
+    def _fault(self) -> str:
+        for where, key, value in zip(*self._values, strict=True):
+            if not is_same(_get(where, key, self), value):
+                return f"{key} changes"
+        for where, key, value in zip(*self._objects, strict=True):
+            if _get(where, key, self) is not value:
+                return f"{key} is another"
+        for where, key in zip(*self._absent, strict=True):
+            if key in where:
+                return f"{key} is set"
+        if any(self._hooks) or any(chain.from_iterable(map(_hooks_on, self.tensors))):
+            return "modules or weights have hooks of the script's"
+        if list(map(len, self._lengths[0])) != self._lengths[1]:
+            return "a list or dict that it can reach grows"
+        return "a weight lies elsewhere, or is trained no more"
+
+    def addresses(self) -> set[int]:
+        """Where all tensors lie that it knows."""
+        return {address(tensor) for tensor in self.tensors}
+
+    def _visit_all(self, where: Any, keys: Any, names: frozenset[str], depth: int) -> None:
+        for key in list(keys):
+            self._visit(where, key, names, depth)
+
+    def _visit(self, where: Any, key: Any, names: frozenset[str], depth: int) -> None:
+        """Takes down what stands under a key, and what can be reached from there by the names that code uses."""
+        value = where[key]
+        if isinstance(value, PLAIN):
+            _add(self._values, where, key, value)
+            return
+        if isinstance(value, torch.Tensor):
+            _add(self._objects, where, key, value)
+            self.tensors.append(value)
+            if any(_hooks_on(value)):
+                raise Unfit("a weight has hooks of the script's")
+            return
+        if not isinstance(value, MethodType):
+            _add(self._objects, where, key, value)
+        if id(value) in self._seen and not hasattr(value, "__dict__"):
+            return
+        is_new = id(value) not in self._seen
+        self._seen.add(id(value))
+        if depth > _DEPTH:
+            return
+        if isinstance(value, nn.Module):
+            if is_new:
+                self._look_into_module(value, depth)
+        elif isinstance(value, ModuleType):
+            self._look_into_import(value, names, depth)
+        elif isinstance(value, FunctionType | MethodType | functools.partial):
+            self._look_into(getattr(value, "func", value), depth + 1)
+        elif isinstance(value, list | tuple | dict):
+            _add(self._lengths, value, len(value))
+            if len(value) <= _MOST_ITEMS and is_new:
+                self._visit_all(value, value if isinstance(value, dict) else range(len(value)), names, depth + 1)
+        elif isinstance(value, type):
+            self._reached(value, names | {"forward", "backward"}, depth + 1)  # of a function with its own gradient
+        elif isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
+            raise Unfit(_DRAWS)
+        elif any(isinstance(value, kind) and names & reads for kind, reads in _RATES.items()):
+            raise Unfit("it reads its learning rate, or what else an optimizer has")
+        elif isinstance(value, torch.optim.Optimizer):
+            self._look_into_optimizer(value)
+        elif hasattr(value, "__dict__"):
+            self._look_into_object(value, names, depth)
+
+    def _look_into_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        for listed in (optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)):
+            _add(self._lengths, listed, len(listed))
+        self.updated += [p for group in optimizer.param_groups for p in group["params"]]
+
+    def _look_into(self, function: Any, depth: int) -> None:
+        """What a function of the script's own reads: globals, closures, and what it calls on them."""
+        function = getattr(function, "__func__", function)
+        code = getattr(function, "__code__", None)
+        if code is None or code in self._seen or depth > _DEPTH or not is_scripts(function.__globals__):
+            return
+        self._seen.add(code)
+        names, own = names_of(function), function.__globals__
+        read = globals_of(function)
+        for name, reason in _ONCE.items() if self.refuses_words else ():
+            if name in names or (name in read and name not in own):
+                raise Unfit(reason)
+        if depth:
+            closure = Closure(function)
+            self._visit_all(closure, closure.now(), names, depth)
+        self._visit_all(own, sorted(read & own.keys()), names, depth)
+
+    def _look_into_import(self, module: ModuleType, names: frozenset[str], depth: int) -> None:
+        root = module.__name__.partition(".")[0]
+        if self.refuses_words and root in _DRAWING:
+            raise Unfit(_DRAWING[root])
+        is_drawing = "random" in names or module.__name__.startswith("numpy.random")
+        if self.refuses_words and root == "numpy" and is_drawing:
+            raise Unfit(_DRAWS)
+        if is_scripts(vars(module)):
+            self._visit_all(vars(module), sorted(names & vars(module).keys()), names, depth + 1)
+
+    def _look_into_object(self, value: Any, names: frozenset[str], depth: int) -> None:
+        """Only what code names: a trainer counts its steps, which is nobody's concern here. Of installed classes, whose
+        code is not looked into, all tensors."""
+        own, is_own = vars(value), is_scripts(vars(sys.modules.get(type(value).__module__, sys)))
+        names = self._reached(type(value), names | {"__call__"}, depth + 1, own)
+        for key in [key for key, one in own.items() if key in names or (_is_tensor(one) and not is_own)]:
+            if (id(value), key) not in self._seen:
+                self._seen.add((id(value), key))
+                self._visit(own, key, names, depth + 1)
+
+    def _look_into_module(self, root: nn.Module, depth: int) -> None:
+        for module in root.modules():
+            if id(module) in self._seen and module is not root:
+                continue
+            self._seen.add(id(module))
+            own = vars(module)
+            if type(module).__name__ == "OptimizedModule":
+                raise Unfit("the script compiles its model")
+            if "distributed" in type(module).__module__:
+                raise Unfit("its gradients are exchanged with other processes")
+            if len(getattr(module, "device_ids", None) or ()) > 1:
+                raise Unfit("its calls are spread over several devices")
+            self._hooks += [own[name] for name in HOOKS if name in own]
+            if any(own.get(name) for name in HOOKS):
+                raise Unfit("modules have hooks of the script's")
+            for name in ("_parameters", "_buffers"):
+                self._visit_all(own[name], own[name], frozenset(), depth + 1)
+            for key, child in own["_modules"].items():
+                _add(self._objects, own["_modules"], key, child)
+            is_torchs = type(module).__module__.startswith("torch.")
+            names = self._reached(type(module), frozenset({"forward"}), depth + 1, own)
+            keys = [k for k, one in own.items() if k not in TORCHS and (isinstance(one, PLAIN) or not is_torchs)]
+            self._visit_all(own, keys, names, depth + 1)
+
+    def _reached(self, kind: type, names: frozenset[str], depth: int, own: Any = ()) -> frozenset[str]:
+        """Names of methods and attributes, and those that the script's own methods of these names read in turn. What a
+        class says for all of them may be said anew, there or by one of them, which has `own`."""
+        waiting, done = set(names), set[str]()
+        while waiting:
+            done.add(name := waiting.pop())
+            for one in [one for one in kind.__mro__ if name in vars(one)]:
+                found = vars(one)[name]
+                function = getattr(found, "fget", None) or getattr(found, "__func__", found)
+                if isinstance(function, FunctionType) and is_scripts(function.__globals__):
+                    self._look_into(function, depth)
+                    waiting |= names_of(function) - done
+                elif isinstance(found, PLAIN) and name not in own:
+                    _add(self._values, vars(one), name, found)
+                    _add(self._absent, own, name)
+        return frozenset(done)
+
+
+def _add(columns: tuple[list[Any], ...], *row: Any) -> None:
+    for column, value in zip(columns, row, strict=True):
+        column.append(value)
+
+
+def _get(where: Any, key: Any, missing: Any) -> Any:
+    try:
+        return where[key]
+    except (KeyError, IndexError):
+        return missing
+
+
+def is_same(new: Any, old: Any) -> bool:
+    return new is old or (isinstance(old, PLAIN) and type(new) is type(old) and bool(new == old))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def address(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def is_weight(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad or isinstance(tensor, nn.Parameter)
