@@ -38,6 +38,26 @@ def test_a_cache_that_fills_in_the_first_epoch_is_warm_up() -> None:
     assert found.warmup_steps >= 30
 
 
+@pytest.mark.parametrize("drawn_ahead", [2, 5])
+def test_short_epochs_are_timed_whole(drawn_ahead: int) -> None:
+    """Workers run ahead: the last steps of an epoch cost nothing, and its first ones wait. However that is spread, and
+    wherever the trial ends, the same work takes the same time."""
+    epoch = [0.3] + [0.04] * (11 - drawn_ahead) + [0.005] * drawn_ahead
+    for cut in range(37, 60):
+        found = pace(run((epoch * 5)[:cut], [start for start in (0, 12, 24, 36, 48) if start < cut]))
+        assert found.level == pytest.approx(sum(epoch) / 12), cut
+
+
+def test_a_cache_that_fills_is_left_out_of_short_epochs() -> None:
+    seconds = [0.15] * 12 + [0.04] * 36
+    assert pace(run(seconds, [0, 12, 24, 36])).level == pytest.approx(0.04)
+
+
+def test_one_disturbed_epoch_of_three_does_not_count() -> None:
+    calm, disturbed = [0.04] * 12, [0.04, *[0.4] * 11]
+    assert pace(run([*calm, *calm, *disturbed, *calm, 0.04], [0, 12, 24, 36, 48])).level == pytest.approx(0.04)
+
+
 def test_what_is_paid_once_does_not_end_a_trial() -> None:
     """A slow first step, and half a minute of compiling in the fourth: neither counts as training."""
     recorder = Recorder(Order(name="train.py", seconds=1.0, steps_at_least=24, seconds_at_most=8.0))

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from hotlap.measure.known import Known, Recalled
 from hotlap.measure.order import Order
 from hotlap.measure.order import Role as ParityRole
-from hotlap.measure.pace import pace
+from hotlap.measure.pace import SHORT_EPOCH, pace
 from hotlap.measure.parity import SEED
 from hotlap.measure.stats import level
 from hotlap.measure.trial import Trial, Trials
@@ -74,7 +74,8 @@ class Bench:
         self._sources: dict[str, str] = {}  # as the latest trial saw them
         self.measured = self._kept = 0  # trials run, and how many of them are on record
         self._seconds, self._steps_at_least = trial_seconds, _STEPS_AT_LEAST
-        self._crowded: set[str] = set()
+        self._crowded: set[str] = set()  # plans
+        self._disturbances: list[tuple[str, bool]] = []  # plans, and whether their trials were disturbed
         self.epoch_allowance = _EPOCH_ALLOWANCE * trial_seconds  # of training, that a trial may take to see past one
         self.epoch_steps = 0  # of the shortest training epoch, where trials can see past it
         self._trained_seconds = 0.0  # what the script itself needed in its latest trial
@@ -89,8 +90,9 @@ class Bench:
 
     @property
     def disturbed_share(self) -> float:
-        ours = [trial.disturbed for trial in self.times if not trial.reused]
-        return sum(ours) / len(ours) if ours else 0.0
+        """Of the trials that can tell of other work: a plan that crowds the machine by itself cannot."""
+        telling = [found for name, found in self._disturbances if name == _name([]) or name not in self._crowded]
+        return sum(telling) / len(telling) if telling else 0.0
 
     def longest(self, trials: int) -> str:
         """What so many trials of the script may take, as far as that can be said before the first."""
@@ -108,10 +110,14 @@ class Bench:
         steps = [-(-ld.length // ld.batch_size) for ld in run.loaders if ld.trains and ld.length and ld.batch_size]
         if not steps or not run.step_seconds:
             return False
-        wanted = min(steps) + _STEPS_AT_LEAST
-        if wanted * level(run.step_seconds) > self.epoch_allowance:
+        epoch, step_seconds = min(steps), level(run.step_seconds)
+        wanted = epoch + _STEPS_AT_LEAST
+        whole = epoch * (1 + max(2, -(-_STEPS_AT_LEAST // epoch))) + 1  # the first, two more, and the start of another
+        if epoch <= SHORT_EPOCH and whole * step_seconds <= self.epoch_allowance:
+            wanted = max(wanted, whole)
+        if wanted * step_seconds > self.epoch_allowance:
             return False
-        self._steps_at_least, self.epoch_steps = max(self._steps_at_least, wanted), min(steps)
+        self._steps_at_least, self.epoch_steps = max(self._steps_at_least, wanted), epoch
         return True
 
     def stay_within_an_epoch(self) -> None:
@@ -175,7 +181,7 @@ class Bench:
         """A disturbed trial is repeated once, whichever arm it belongs to. A plan that is disturbed twice in a row
         crowds the machine by itself: that is its true speed, and it is not repeated again."""
         timing = self._once(plan, label, role)
-        name = str([str(choice) for choice in plan])
+        name = _name(plan)
         if not isinstance(timing, Timed) or not self.times[-1].disturbed or name in self._crowded:
             return timing
         again = self._once(plan, label, role)
@@ -231,8 +237,13 @@ class Bench:
             self._trained_seconds = sum(timing.run.step_seconds)
         if run is not None:
             self.times.append(_times(label, role, trial.ending, run))
+            self._disturbances.append((_name(plan), self.times[-1].disturbed))
         self._listener.ended(label, role, _verdict(timing))
         return timing
+
+
+def _name(plan: Sequence[Choice]) -> str:
+    return str([str(choice) for choice in plan])
 
 
 def is_disturbed(run: Run) -> bool:

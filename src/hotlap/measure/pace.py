@@ -9,6 +9,8 @@ from hotlap.measure.stats import level
 from hotlap.measure.warmup import warmup_steps
 from hotlap.observe.run import SHARES, Run
 
+SHORT_EPOCH = 32  # steps: in blocks of eight its beginning and its end would be most of it
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -28,14 +30,27 @@ def pace(run: Run) -> Pace:
     busy = _busy(run)
     warm = warmup_steps(seconds, [busy[number] for number in inner])
     left_out = warm if warm is not None else len(seconds) // 3
-    ordinary = level(seconds[left_out:])
     first = inner[left_out]
+    epochs = _short_epochs(run, first)
+    if len(epochs) > 1:
+        return Pace(statistics.median(epochs), first, warm is not None)
+    ordinary = level(seconds[left_out:])
     late = [number for number in run.epoch_starts if number >= first] or run.epoch_starts[1:]
     if not late:
         return Pace(ordinary, first, warm is not None)
     gaps = [b - a for a, b in zip(run.epoch_starts, run.epoch_starts[1:], strict=False)]
     extra = statistics.median(max(0.0, run.step_seconds[number] - ordinary) for number in late)
     return Pace(ordinary + extra / statistics.median(gaps or [len(run.step_seconds)]), first, warm is not None)
+
+
+def _short_epochs(run: Run, first: int) -> list[float]:
+    """Seconds a step of each whole epoch, where they are short: workers that ran ahead make its last steps fast, and
+    its first ones wait for them. Not of the first, in which caches fill, nor of warm-up if enough is left."""
+    whole = list(zip(run.epoch_starts[1:], run.epoch_starts[2:], strict=False))
+    if any(end - start > SHORT_EPOCH for start, end in whole):
+        return []
+    settled = [(start, end) for start, end in whole if start >= first]
+    return [statistics.fmean(run.step_seconds[start:end]) for start, end in (settled if len(settled) > 2 else whole)]
 
 
 def _busy(run: Run) -> list[float]:
