@@ -50,7 +50,8 @@ def test_no_trial_is_made_beyond_the_budget() -> None:
 
 def test_a_search_that_takes_whatever_comes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching.Settling, "run", lambda *_: None)
-    monkeypatch.setattr(Screening, "_refine", lambda *_: None)
+    for name in ("_refine", "_try_small_gains"):
+        monkeypatch.setattr(Screening, name, lambda *_: None)
     assert near(tuned(300.0, 0.02)) < 0.88
 
 

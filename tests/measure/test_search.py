@@ -145,6 +145,16 @@ def test_partners_go_or_stay_together() -> None:
         assert len(made.found.plan) == left
 
 
+@pytest.mark.parametrize(("other", "kept"), [(0.985, ["fast", "other"]), (1.02, [])])
+def test_gains_within_the_noise_are_tried_together(other: float, kept: list[str]) -> None:
+    """Not with what was slower by itself."""
+    bench = Made({(): 1.0, ("fast",): 0.985, ("other",): other, ("fast", "other"): 0.8})
+    made = search(bench, Fast(), Other())
+    made.screening.run()
+    assert sorted(one.technique.id for one in made.found.plan) == kept
+    assert [one.technique for one in made.found.rejected] == ([] if kept else ["fast", "other"])
+
+
 def test_without_room_nothing_is_left_out() -> None:
     bench = Made(LEVELS)
     made = planned(bench, Other(), Fast(), best=0.5, budget=3.0)

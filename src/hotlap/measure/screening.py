@@ -35,6 +35,7 @@ class Screening:
         self._listener, self._allow_different = listener, allow_different
         self._unfit: list[str] = []  # what the budget had no room for
         self._passed_over: list[Choice] = []  # timed, and not taken in
+        self._alone: dict[str, float] = {}  # what techniques gained by themselves that were not taken in
 
     def run(self) -> None:
         """All together at first. What is left goes family by family, largest current share first. Within one, each is
@@ -61,6 +62,7 @@ class Screening:
                 else:
                     self.found.reject([candidate.choice()], no_gain(ratio, [candidate.choice()], timing.run))
                     self._passed_over.append(candidate.choice())
+                    self._alone[candidate.technique.id] = ratio
                     idle.append(candidate)
             waiting = rest
             if better:
@@ -71,6 +73,7 @@ class Screening:
         self._purse.reserved = 0.0
         self._try_slow_starters(slow, idle)
         self._try_partners(idle)
+        self._try_small_gains(idle)
         self._say_what_did_not_fit()
 
     @property
@@ -248,9 +251,7 @@ class Screening:
 
     def _try_partners(self, idle: list[Candidate]) -> None:
         """Two that did nothing alone may gain together, such as a layout and the precision it was made for."""
-        idle = [
-            candidate for candidate in idle if candidate.technique not in [one.technique for one in self.found.plan]
-        ]
+        idle = self._not_kept(idle)
         for number, candidate in enumerate(idle):
             for partner in partners(candidate, idle[number + 1 :]):
                 both = [candidate.choice(), partner.choice()]
@@ -259,6 +260,22 @@ class Screening:
                     self._keep(both, timing)
                 elif timing is not None:
                     self.found.reject(both, no_gain(self.found.level / timing.level, both, timing.run))
+
+    def _try_small_gains(self, idle: list[Candidate]) -> None:
+        """Gains that are each within the noise may not be together."""
+        choices: list[Choice] = []
+        for candidate in self._not_kept(idle):
+            is_small = self._alone[candidate.technique.id] > 1 and clash(candidate.choice(), choices) is None
+            choices += [candidate.choice()] if is_small else []
+        if len(choices) < 2 or not self._purse.has_room_for([*self._friends(choices), *choices]):
+            return
+        timing = self._trial(choices)
+        if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
+            self._keep(choices, timing)
+
+    def _not_kept(self, candidates: list[Candidate]) -> list[Candidate]:
+        kept = [choice.technique for choice in self.found.plan]
+        return [candidate for candidate in candidates if candidate.technique not in kept]
 
     def _try_slow_starters(self, slow: list[Candidate], idle: list[Candidate]) -> None:
         """What takes long to get going comes last, on top of the rest, where it has to start the fewest times. Those
