@@ -98,3 +98,27 @@ def test_modules_that_are_built_alike_share_one_graph() -> None:
 def test_whose_error() -> None:
     assert is_compilers(torch._dynamo.exc.Unsupported("this"))
     assert not is_compilers(ValueError("that"))
+
+
+def test_with_graphs_gradients_that_wait_are_moved_away() -> None:
+    """Before the next forward of whatever module: all graphs share one piece of memory. Others stay as they are."""
+    one, other, x = nn.Linear(4, 2), nn.Linear(4, 2), torch.randn(3, 4)
+    calls = {module: CompiledCall("reduce-overhead") for module in (one, other)}
+    calls[one](one, (x,), {}).sum().backward()
+    first, values = one.weight.grad, one.weight.grad.clone()
+    calls[other](other, (x,), {})
+    second = one.weight.grad
+    assert second is not first and torch.equal(second, values)
+    calls[one](one, (x,), {}).sum().backward()
+    assert one.weight.grad is second and torch.equal(second, 2 * values)
+    one.zero_grad()
+    calls[one](one, (x,), {})
+    assert one.weight.grad is None
+
+
+def test_without_graphs_gradients_stay_where_they_are() -> None:
+    model, call, x = nn.Linear(4, 2), CompiledCall(), torch.randn(3, 4)
+    call(model, (x,), {}).sum().backward()
+    first = model.weight.grad
+    call(model, (x,), {})
+    assert model.weight.grad is first

@@ -47,6 +47,20 @@ def test_every_sample_of_every_epoch(folder, plainly, taken: Taken, way) -> None
     assert len(taken.judge.differences) >= 16 and not taken.judge.failed
 
 
+class Reserved(Photos):
+    """With a second transform that nobody calls, as torchvision's folders have one."""
+
+    def __init__(self, folder) -> None:
+        super().__init__(folder)
+        self.spare = Cut()
+
+
+def test_a_transform_that_is_never_called_keeps_no_other_on_trial(folder, plainly, taken: Taken) -> None:
+    dataset = Reserved(folder)
+    assert drawn(dataset, num_workers=2) == plainly(dataset, num_workers=2)
+    assert len(taken.judge.differences) == 16 and taken.finished == 18
+
+
 def test_another_seed_gives_other_batches(folder, taken: Taken) -> None:
     assert drawn(Photos(folder)) == drawn(Photos(folder)) != drawn(Photos(folder), number=6)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from hotlap.parts.compilable import interpreted
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -102,7 +104,7 @@ def watched(root: Any, call: Callable[[], Any]) -> tuple[Any, list[Pair]]:
 
     mode: Any = Mode
     try:
-        with mode():
+        with interpreted(), mode():
             out = call()
     finally:
         flow.take_down()

@@ -1,7 +1,10 @@
-"""Why a module had better not be compiled: what torch.compile would leave out, get wrong or refuse."""
+"""Why a module had better not be compiled: what torch.compile would leave out, get wrong or refuse. And what the script
+compiles itself."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -18,6 +21,24 @@ def why_not_compiled(root: Any) -> str | None:
         if parameter.is_complex():
             return f"{name} is complex, which compiled kernels are not made for"
     return None
+
+
+def is_compiled_function(value: Any) -> bool:
+    """By the script; or by torch at each call, as flexible attention is."""
+    own = getattr(value, "__dict__", {})
+    is_flexible = getattr(value, "__module__", "") == "torch.nn.attention.flex_attention"
+    is_compiled = "_torchdynamo_orig_callable" in own and not own.get("_torchdynamo_disable")
+    return is_compiled or (is_flexible and callable(value))
+
+
+def interpreted() -> AbstractContextManager[Any]:
+    """Compiled code runs as it is written: the compiler fails where every operation is watched, and for good."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    import torch
+
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _why_not(module: Any) -> str | None:

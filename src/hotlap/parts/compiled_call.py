@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -18,6 +19,8 @@ PLAIN = "default"
 _COMPILER = ("torch._dynamo", "torch._inductor")
 _FEW, _RARE = 2, 1 / 8  # calls with other shapes, and their part of all, that are not worth compiling for
 _MOVED_ON = 8  # calls in a row with another shape: then that is the usual one
+
+_gone_back: weakref.WeakSet[Any] = weakref.WeakSet()  # modules with gradients that graphs may have made
 
 
 class CompiledCall:
@@ -47,11 +50,13 @@ class CompiledCall:
         if not shapes.are_worth_compiling(_signature((args, kwargs))):
             return module._call_impl(*args, **kwargs)
         before = self._counters["stats"]["unique_graphs"]
+        if self._has_graphs:
+            _keep_gradients()
         out = self._run(module, args, kwargs)
         self.graphs += self._counters["stats"]["unique_graphs"] - before
         if not self.has_run:
             self.has_run, self.pieces = True, self.graphs
-        return _copied(out) if self._has_graphs else out
+        return _copied(out, weakref.ref(module)) if self._has_graphs else out
 
 
 class _Shapes:
@@ -101,12 +106,37 @@ def _signature(value: Any) -> Any:
     return value if isinstance(value, (int, float, bool, str)) else type(value)
 
 
-def _copied(out: Any) -> Any:
+def _copied(out: Any, module: Callable[[], Any]) -> Any:
     """A graph writes its next output to the same place."""
     import torch
-
-    if isinstance(out, torch.Tensor):
-        return out.clone()
     from torch.utils._pytree import tree_map
 
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, out)
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        made = leaf.clone()
+        if made.requires_grad:
+            made.register_hook(lambda _: _goes_back(module()))
+        return made
+
+    return copied(out) if isinstance(out, torch.Tensor) else tree_map(copied, out)
+
+
+def _goes_back(module: Any) -> None:
+    if module is not None:
+        _gone_back.add(module)
+
+
+def _keep_gradients() -> None:
+    """Graphs write gradients to the same place as well, in whatever module: those that are still there when the next
+    forward begins, since they are added up or cleared only later, are moved out of the way."""
+    import torch
+
+    waiting = list(_gone_back)
+    _gone_back.clear()
+    owners = [parameter for module in waiting for parameter in module.parameters() if parameter.grad is not None]
+    if owners:
+        with torch.no_grad():
+            copies = torch._foreach_mul([parameter.grad for parameter in owners], 1.0)
+        for parameter, grad in zip(owners, copies, strict=True):
+            parameter.grad = grad

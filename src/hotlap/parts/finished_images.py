@@ -83,7 +83,7 @@ class Trial:
         """What the script's own way made of some samples, on the stream that made the others."""
         if not batch.is_like or any(len(images) != len(made) for images in batch.own):
             self._judge.add(math.inf)
-        elif batch.own and ON_TRIAL in self.verdicts:
+        elif batch.own and any(self.verdicts[site] == ON_TRIAL for one in made for site in set(one.undone.sites)):
             shares = [self._of(one, [images[at] for images in batch.own]) for at, one in enumerate(made)]
             for share in zip(*shares, strict=True):
                 self._judge.add(max(share))  # of the images in one sample

@@ -73,7 +73,7 @@ class GraphRecorder:
         reason to record. Other threads, such as one that pins batches, may go on meanwhile."""
         if not self._graphs:  # a pool whose last graph is gone cannot be used again
             self._pool = torch.cuda.graph_pool_handle()
-        with self.aside(device), _uncollected():
+        with self.aside(device), _uncollected(), _with_workspaces_of_its_own():
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -115,6 +115,17 @@ class GraphRecorder:
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(capture_error_mode="thread_local")
             graph.capture_end()
+
+
+@contextmanager
+def _with_workspaces_of_its_own() -> Iterator[None]:
+    """What cuBLAS works in is kept for each stream. A graph that has it from before would write there after others were
+    given that memory, and what is allocated for a graph would outlive it."""
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager

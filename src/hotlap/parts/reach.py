@@ -17,12 +17,13 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hotlap.parts.code_names import Closure, globals_of, is_scripts, names_of
-from hotlap.parts.compilable import HOOKS
+from hotlap.parts.compilable import HOOKS, is_compiled_function
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
 TORCHS = {*vars(nn.Module()), "_compiled_call_impl", "_is_full_backward_hook"} - {"training"}  # of every module
 _MOST_ITEMS = 64
 _DEPTH = 8
+_COMPILED = "it calls what is compiled by itself"
 _DRAWS = "it draws random numbers on the host"
 # A recording would not say, draw, read or wait again. By the name of the module, or of what is called.
 _ONCE = {"print": "it prints", "input": "it asks", "open": "it opens files", "synchronize": "it waits for the device"}
@@ -119,6 +120,8 @@ class Reach:
             if any(_hooks_on(value)):
                 raise Unfit("a weight has hooks of the script's")
             return
+        if is_compiled_function(value):
+            raise Unfit(_COMPILED)
         if not isinstance(value, MethodType):
             _add(self._objects, where, key, value)
         if id(value) in self._seen and not hasattr(value, "__dict__"):
@@ -224,6 +227,8 @@ class Reach:
             for one in [one for one in kind.__mro__ if name in vars(one)]:
                 found = vars(one)[name]
                 function = getattr(found, "fget", None) or getattr(found, "__func__", found)
+                if is_compiled_function(function):
+                    raise Unfit(_COMPILED)
                 if isinstance(function, FunctionType) and is_scripts(function.__globals__):
                     self._look_into(function, depth)
                     waiting |= names_of(function) - done

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hotlap.parts.compilable import interpreted
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import Look, host_generators, noting_backward, tensors
@@ -217,7 +218,8 @@ class RecordedPass:
         look, before = Look(device.type, call.inputs, grounds), host_generators(device.type)
         lasting = [one for one in grounds.tensors if is_weight(one)] + tensors(call.leaves)
         versions, losses = [one._version for one in lasting], list[Any]()
-        with listeners.recording(), self._recorder.aside(device), noting_backward(losses.append), look:
+        aside = self._recorder.aside(device)
+        with listeners.recording(), aside, noting_backward(losses.append), interpreted(), look:
             out = call.plain()
         for loss in detached(losses):
             listeners.played(lambda loss=loss: loss, tensors(call.leaves))

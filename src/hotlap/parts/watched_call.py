@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hotlap.parts.compilable import interpreted
 from hotlap.parts.packed import Packed, form_of
 from hotlap.parts.pass_look import host_generators, written
 
@@ -60,7 +62,7 @@ def watched(
     reads = _reading([*given, *own], device)
     is_cast, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
     uncached = torch.autocast(device.type, dtype=dtype, enabled=is_cast, cache_enabled=False)
-    with _listening(device) as heard, uncached, reads:  # casts of an earlier call would pass for somebody else's
+    with _listening(device) as heard, uncached, interpreted(), reads:  # earlier casts would pass for somebody else's
         out = call()
     if reads.has_foreign:
         heard.append("it reads tensors that are neither given to it nor its own")
@@ -100,19 +102,26 @@ def _listening(device: torch.device) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _noting_waits(heard: list[str]) -> Iterator[None]:
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
+    """The mode holds for all threads; one that copies batches may wait as it likes."""
+    mode, mine, others = torch.cuda.get_sync_debug_mode(), threading.get_ident(), list[Any]()
+
+    def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+        if _WAITING not in str(message):
+            others.append((message, category, filename, lineno))
+        elif threading.get_ident() == mine:
+            heard.append("it makes the host wait for the device")
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
+        warnings.showwarning = show
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    for one in caught:
-        if _WAITING in str(one.message):
-            heard.append("it makes the host wait for the device")
-        elif "prototype feature" not in str(one.message):
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    for one in others:
+        if "prototype feature" not in str(one[0]):
+            warnings.warn_explicit(*one)
 
 
 class _Tee:
