@@ -388,6 +388,56 @@ def test_where_one_breaks_all_the_halves_are_tried_and_then_each() -> None:
     assert [(one.technique, one.reason) for one in made.found.rejected] == [("breaks", ending)]
 
 
+class Minor(Fast):
+    """A hundredth of a step as it is; more of a shorter one."""
+
+    def settings(self, run: Run) -> Sequence[Try]:
+        return [Try({}, run.startup_seconds / 100)]
+
+
+class MinorToo(Minor):
+    id = "minor-too"
+
+
+class SlowMinor(Minor):
+    id, start_up_seconds = "slow-minor", 20.0
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_what_was_too_small_a_part_is_tried_once_the_step_is_shorter(together: bool) -> None:
+    """The others first; then those that grew, which are said to be tried."""
+    minor = {Minor().id: 0.8, "minor-too": 0.9, "slow-minor": 0.5}
+
+    class Growing(Made):
+        def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+            names = [choice.technique.id for choice in plan]
+            level = 1.0
+            for name in names:
+                level *= {"fast": 0.1, **minor}[name]
+            self.asked.append(tuple(sorted(names)))
+            run = Run(torch="2.13.0", device="cpu", startup_seconds=1 / level)  # its part grows as the step shrinks
+            return Timed(level, run, "enough", 1.0, True)
+
+    bench = Growing({})
+    made = search(bench, Fast(), Minor(), MinorToo(), SlowMinor(), together=together)
+    made.screening.run()
+    assert sorted(str(choice) for choice in made.found.plan) == sorted(["fast", *minor])
+    assert made.found.not_tried == [] and bench.asked[3] == ("fast",)
+    assert set(made.found.parities) == {"fast", *minor}
+    if together:
+        assert bench.asked[4:6] == [tuple(sorted(["fast", Minor().id, "minor-too"])), bench.asked[-1]]
+
+
+def test_what_stays_too_small_is_listed_as_such() -> None:
+    class Tiny(Fast):
+        def settings(self, run: Run) -> Sequence[Try]:
+            return [Try({}, 0.01)]
+
+    made = search(Made({(): 1.0, ("fast",): 0.5}), Fast(), Tiny())
+    made.screening.run()
+    assert [str(choice) for choice in made.found.plan] == ["fast"] and "at most" in made.found.not_tried[0].reason
+
+
 def test_no_gain_together_says_nothing_of_each() -> None:
     levels = {(): 1.0, ("fast", "other"): 1.0, ("fast",): 0.5, ("other",): 2.0}
     made = search(Made(levels), Fast(), Other(), together=True)

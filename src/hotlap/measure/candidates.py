@@ -32,6 +32,7 @@ class Skipped:
     technique: Technique
     reason: str
     in_use: bool = False
+    is_small: bool = False  # a part of the step that may grow when others shrink
 
 
 def consider(technique: Technique, run: Run, allow_different: bool = False) -> Candidate | Skipped:
@@ -54,7 +55,7 @@ def consider(technique: Technique, run: Run, allow_different: bool = False) -> C
         return Skipped(technique, tries.reason, in_use)
     candidate = Candidate(technique, tuple(tries), parity)
     if candidate.most < LEAST_SHARE:
-        return Skipped(technique, f"could save at most {100 * candidate.most:.1f} % of a step", in_use)
+        return Skipped(technique, f"could save at most {100 * candidate.most:.1f} % of a step", in_use, True)
     return candidate
 
 

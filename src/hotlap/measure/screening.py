@@ -34,6 +34,7 @@ class Screening:
         self._bench, self._purse, self.found, self._techniques = bench, purse, found, techniques
         self._listener, self._allow_different = listener, allow_different
         self._unfit: list[str] = []  # what the budget had no room for
+        self._small: list[Technique] = []  # what it could save is too small a part of a step
         self._passed_over: list[Choice] = []  # timed, and not taken in
         self._alone: dict[str, float] = {}  # what techniques gained by themselves that were not taken in
 
@@ -46,6 +47,7 @@ class Screening:
         slow = [candidate for candidate in candidates if candidate.technique.start_up_seconds]
         self._purse.reserved = self._kept_for(slow)
         waiting = self._try_together([candidate for candidate in candidates if candidate not in slow])
+        waiting += self._try_together(self._grown(slow))
         idle: list[Candidate] = []
         while waiting:
             family = max(waiting, key=lambda candidate: candidate.most).technique.family
@@ -69,7 +71,8 @@ class Screening:
                 ratio, timing, best = max(better, key=lambda entry: entry[0])
                 self._keep([best.choice()], timing)
                 self._refine(best)
-                waiting = self._renewed([*rest, *(entry[2] for entry in better if entry[2] is not best)])
+                others = [candidate for _, _, candidate in better if candidate is not best]
+                waiting = [*self._renewed([*rest, *others]), *self._try_together(self._grown(slow))]
         self._purse.reserved = 0.0
         self._try_slow_starters(slow, idle)
         self._try_partners(idle)
@@ -167,6 +170,7 @@ class Screening:
         for technique in self._techniques:
             verdict = consider(technique, self.found.before, self._allow_different)
             if isinstance(verdict, Skipped):
+                self._small += [technique] if verdict.is_small else []
                 self.found.not_tried.append(NotTried(technique.id, verdict.reason))
             elif technique.fills_in_an_epoch and not self._bench.epoch_steps:
                 words = "gains after the first epoch, which trials of this length do not reach: try a larger --budget"
@@ -187,6 +191,21 @@ class Screening:
             else:
                 self.found.not_tried.append(NotTried(candidate.technique.id, f"with the plan so far: {verdict.reason}"))
         return renewed
+
+    def _grown(self, slow: list[Candidate]) -> list[Candidate]:
+        """What could save too little at first, and is worth a trial now that a step takes less; `slow` gets its own."""
+        if self.found.after is None:
+            return []
+        grown = []
+        for technique in list(self._small):
+            verdict = consider(technique, self.found.after, self._allow_different)
+            is_out_of_reach = technique.fills_in_an_epoch and not self._bench.epoch_steps
+            if isinstance(verdict, Candidate) and not is_out_of_reach:
+                self._small.remove(technique)
+                self.found.not_tried[:] = [one for one in self.found.not_tried if one.technique != technique.id]
+                self.found.parities[technique.id] = verdict.parity
+                (slow if technique.start_up_seconds else grown).append(verdict)
+        return grown
 
     def _trial(self, choices: list[Choice]) -> Timed | None:
         """Time the plan so far plus these, in place of what cannot live with them. None when that was not possible; the
