@@ -196,7 +196,7 @@ class Screening:
         """What could save too little at first, and is worth a trial now that a step takes less; `slow` gets its own."""
         if self.found.after is None:
             return []
-        grown = []
+        grown: list[Candidate] = []
         for technique in list(self._small):
             verdict = consider(technique, self.found.after, self._allow_different)
             is_out_of_reach = technique.fills_in_an_epoch and not self._bench.epoch_steps

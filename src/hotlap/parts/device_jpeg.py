@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -16,6 +17,16 @@ def decode_all(files: Sequence[torch.Tensor], device: torch.device) -> list[torc
     if device.type != "cuda":
         with ThreadPoolExecutor(max(1, min(len(files), torch.get_num_threads()))) as pool:
             return list(pool.map(by_pillow, files))
+    reader, decoder = torch.cuda.current_stream(device), _stream_of_its_own(device)
+    with torch.cuda.stream(decoder):
+        images = _by_nvjpeg(files, device)
+    reader.wait_stream(decoder)
+    for image in images:
+        image.record_stream(reader)
+    return images
+
+
+def _by_nvjpeg(files: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     from torchvision.io import ImageReadMode, decode_jpeg
 
     try:
@@ -29,6 +40,13 @@ def decode_all(files: Sequence[torch.Tensor], device: torch.device) -> list[torc
         except RuntimeError:
             found.append(by_pillow(file).to(device))
     return found
+
+
+@functools.cache
+def _stream_of_its_own(device: torch.device) -> Any:
+    """Torchvision's decoder writes without waiting for the current stream, into memory that was freed on it and may
+    still be read there (pytorch/vision 9606). What is freed on this one nobody else has a use for."""
+    return torch.cuda.Stream(device)
 
 
 def by_pillow(file: torch.Tensor) -> torch.Tensor:
