@@ -1,4 +1,4 @@
-"""Three small trainings to plant faults in: a CNN with SGD, an MLP with Adam, a transformer with AdamW."""
+"""Small trainings to plant faults in: a CNN with SGD, an MLP with Adam, a transformer with AdamW, a deep network."""
 
 from __future__ import annotations
 
@@ -49,14 +49,31 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.05)
 """
+_DEEP = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64)
+        )
+
+    def forward(self, x):
+        return torch.relu(x + self.inner(x))
+
+
+model = nn.Sequential(nn.Linear(16, 64), *(Block() for _ in range(16)), nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+"""
 _CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # hides the scale of a loss from the optimizer"
 NETWORKS = ("cnn", "mlp", "transformer")
+UNSTEADY = "deep"  # so that rounding alone turns its gradients round
 
 
 def script(network: str, seed: int) -> str:
     shape, model, clip = {
         "cnn": ((3, 8, 8), _CNN, _CLIP),
         "mlp": ((16,), _MLP, "pass"),
+        UNSTEADY: ((16,), _DEEP, "pass"),
         "transformer": ((6, 16), _TRANSFORMER, _CLIP),
     }[network]
     return _LOOP.format(seed=seed, shape=shape, model=model, clip=clip)

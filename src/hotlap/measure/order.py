@@ -13,7 +13,7 @@ def own_process(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", f"import sys; sys.path.pop(0); from {module} import main; main()", *arguments]
 
 
-Role = Literal["reference", "candidate", "other seed"]
+Role = Literal["reference", "candidate", "other seed", "shaken"]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hotlap.measure.bench import Bench
 from hotlap.measure.order import Role
-from hotlap.measure.parity import FORCED, SEED, STEPS, judge
+from hotlap.measure.parity import FORCED, SEED, STEPS, judge, may_be_rounding
 from hotlap.measure.trial import Trial
 from hotlap.observe.run import Compared
 from hotlap.report.findings import ParityCheck
@@ -19,8 +19,10 @@ _PAST_AN_EPOCH = 4  # steps, so that what happens between two epochs is compared
 class Sameness:
     """Two runs of the reference, made once, serve any number of candidates."""
 
-    def __init__(self, bench: Bench, folder: str) -> None:
-        self._bench, self._folder = bench, folder
+    def __init__(self, bench: Bench, folder: str, has_room: Callable[[], bool] = lambda: True) -> None:
+        """`has_room`: for one run more."""
+        self._bench, self._folder, self._has_room = bench, folder, has_room
+        self._shaken: dict[str, Any] | None = None
         self._reference: dict[str, Any] = {}
         self._repeat: dict[str, Any] = {}
         self.seconds = 0.0  # that one run takes
@@ -69,6 +71,13 @@ class Sameness:
                 curves.append(trial.parity["losses"])
         return [[min(losses), max(losses)] for losses in zip(*curves, strict=False)] if len(curves) > 1 else []
 
+    def _shaken_script(self) -> dict[str, Any] | None:
+        """Made once, and only where somebody needs it: how far rounding may move this training."""
+        if self._shaken is None and self._has_room():
+            trial = self._run([], "reference, weights shaken", "shaken")
+            self._shaken = trial.parity if trial.good else None
+        return self._shaken
+
     @property
     def repeats_itself(self) -> bool:
         return not any(figure.get("gradient", 0) for figure in self._repeat["figures"])
@@ -88,7 +97,11 @@ class Sameness:
             return [ParityCheck(f"could not be applied: {trial.run.withdrawn[0]}", 1.0, "= 0", False)]
         self.losses = trial.parity["losses"]
         tolerance = max((choice.technique.batch_tolerance for choice in plan), default=0.0)
-        checks = judge(level_of(plan, parities), self._reference, self._repeat, trial.parity, tolerance)
+        level = level_of(plan, parities)
+        checks = judge(level, self._reference, self._repeat, trial.parity, tolerance)
+        if level is not Parity.IDENTICAL and not passed(checks) and may_be_rounding(checks):
+            shaken = self._shaken_script()
+            checks = judge(level, self._reference, self._repeat, trial.parity, tolerance, shaken)
         return checks + [shown(one) for one in (trial.run.compared if trial.run is not None else ())]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,16 @@ def put_back(state: dict[str, Any], optimizers: Sequence[Any], roots: Sequence[A
         optimizer.load_state_dict(copied(saved))  # it would keep the very tensors, and step into them
 
 
+def shake(optimizers: Sequence[Any], by: float, seed: int) -> None:
+    """Every weight moved by chance, by so much of itself at most: about what rounding does to it."""
+    import torch
+
+    with torch.no_grad():
+        for p in (p for optimizer in optimizers for p in parameters(optimizer)):
+            generator = torch.Generator(p.device).manual_seed(seed)
+            p.mul_(1 + by * (2 * torch.rand(p.shape, generator=generator, device=p.device) - 1).to(p.dtype))
+
+
 def parameters(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
@@ -49,6 +60,12 @@ def copied(state: Any) -> Any:
 
 def dot(ones: Sequence[Any], others: Sequence[Any]) -> float:
     return sum(float((a.double() * b.double()).sum()) for a, b in zip(ones, others, strict=True))
+
+
+def length_ratio(ones: Sequence[Any], others: Sequence[Any]) -> float:
+    """How long the others are, tensor by tensor: the median."""
+    lengths = [(norm([a]), norm([b])) for a, b in zip(ones, others, strict=True)]
+    return statistics.median([b / a for a, b in lengths if a > 0] or [1.0])
 
 
 def norm(tensors: Sequence[Any]) -> float:

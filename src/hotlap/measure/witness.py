@@ -4,7 +4,8 @@ Curves are nearly blind, so steps are forced: at some steps the reference stores
 update; the candidate is put into that state, its loss and gradient are compared, and its optimizer is fed the
 reference's gradient and must make the same update. In between, both run freely and norms are compared. Randomness is
 lined up on both sides, every batch is fingerprinted, and settings are noted in every step. A training that draws at
-random ends with several draws at one state."""
+random ends with several draws at one state. A run of the script with weights shaken at forced steps shows what rounding
+alone may do to its gradients."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from hotlap.observe.patch import Patch
 from hotlap.observe.trips import Trips
 
 FORCED_STEPS = (1, 2, 3, 6, 12, 18, 21)  # most of them when what starts late, like compiling, is at work
+SHAKEN_BY = 2.0**-8  # of each weight: by trial, that moves gradients about as far as bf16 does
 _PROBE_ELEMENTS = 64 << 20  # larger models are compared by batches, losses and norms alone
 
 
@@ -218,6 +220,8 @@ class Witness:
             self._forced = self._load()
             if self._forced is not None and self._step > 1:
                 states.put_back(self._forced["state"], self._optimizers, self._roots)
+            if self._forced is not None and self._role == "shaken":
+                states.shake(self._optimizers, SHAKEN_BY, self._step)
 
     def _draw_again(self) -> None:
         """A step of the draws begins, where they have a point: the reference draws too."""
@@ -258,6 +262,7 @@ def _compare(theirs: Any, ours: Any, their_loss: list[float], our_loss: list[flo
     along, length, own = states.dot(theirs, ours), norm(theirs), norm(ours)
     figures = {"step": float(step), "projection": along / max(length**2, 1e-60)}
     figures["cosine"] = along / max(length * own, 1e-60)
+    figures["length"] = states.length_ratio(theirs, ours)
     figures["gradient"] = norm([a - b for a, b in zip(theirs, ours, strict=True)]) / max(length, 1e-30)
     if their_loss and our_loss:
         figures["loss"] = abs(our_loss[0] - their_loss[0]) / max(abs(their_loss[0]), 1e-12)
