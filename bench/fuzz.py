@@ -31,7 +31,8 @@ import variations
 from hotlap.catalogue import TECHNIQUES
 from hotlap.errors import HotlapError
 from hotlap.source.fix import rewritten
-from hotlap.source.module import Source, decoded
+from hotlap.source.module import Source
+from hotlap.source.parsing import decoded
 from hotlap.source.project import Project
 
 LOOP = """

@@ -27,7 +27,8 @@ NAMES = "loader-workers,channels-last,fused-optimizer,sample-cache,mixed-precisi
 
 def test_settings_by_name() -> None:
     (workers, fused) = named("loader-workers:num_workers=3, fused")
-    assert workers.setting == {"num_workers": 3} and fused.setting == {"kind": "fused"}
+    assert workers.setting == {"num_workers": 3, "everywhere": True} and fused.setting == {"kind": "fused"}
+    assert named("loader-workers")[0].setting == {"num_workers": 4}
     assert [named(f"fast-jpeg:scaled={word}")[0].setting["scaled"] for word in ("true", "False")] == [True, False]
     (workers, cache) = named("loader-workers:num_workers=8:replacing=2:persistent_workers=false,cache:hold=auto")
     assert workers.setting == {"num_workers": 8, "replacing": 2, "persistent_workers": False}
@@ -212,6 +213,22 @@ def test_a_technique_that_cannot_be_applied_is_named(monkeypatch: pytest.MonkeyP
     with hotlap.applied("fused,channels-last") as on:
         assert on.applied == ["channels-last"] and "no luck" in on.withdrawn[0]
         assert not hasattr(torch, "planted")
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_what_needs_a_gpu_is_applied_only_where_there_is_one(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with hotlap.applied("tf32,fused") as on:
+        assert on.applied == [*(["tf32-matmul"] if gpus else []), "fused-optimizer (kind fused)"]
+        assert on.withdrawn == ([] if gpus else ["tf32-matmul: needs a GPU, and torch sees none here"])
+
+
+def test_what_gives_up_on_the_way_is_no_longer_applied() -> None:
+    before = torch.get_num_threads()
+    with hotlap.applied("cpu-threads,fused") as on:
+        assert len(on.applied) == 2
+        torch.set_num_threads(before)
+        assert on.applied == ["fused-optimizer (kind fused)"] and len(on.withdrawn) == 1
 
 
 def test_plans_by_path_and_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

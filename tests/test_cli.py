@@ -89,11 +89,11 @@ def test_run_says_so_when_nothing_trains(tmp_path: Path) -> None:
 
 def test_run_with_techniques_and_two_lines(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    done = hotlap("run", "--with", "fused,num_workers", "train.py", cwd=tmp_path)
+    done = hotlap("run", "--with", "fused,nhwc", "train.py", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout == "".join(f"epoch {i} True\n" for i in range(3))
     lines = done.stderr.strip().split("\n")
-    assert len(lines) == 2 and "fused-optimizer (kind fused), loader-workers" in lines[0] and "24 updates" in lines[1]
+    assert len(lines) == 2 and "fused-optimizer (kind fused), channels-last" in lines[0] and "24 updates" in lines[1]
     assert hotlap("run", "-q", "--with", "fused", "train.py", cwd=tmp_path).stderr == ""
 
 

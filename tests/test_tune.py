@@ -3,12 +3,14 @@ checked is the shape and the honesty of the result, never how fast it was: what 
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from waiting import PATIENCE_SECONDS
 from hotlap import evidence as proofs
 from hotlap import plan as plans
 from hotlap.catalogue import TECHNIQUES
-from hotlap.measure import sandbox
+from hotlap.measure import sandbox, scratch
 from hotlap.plan import Plan
 
 pytestmark = pytest.mark.skipif(sandbox.available() is not None, reason="trials cannot be protected here")
@@ -179,6 +181,25 @@ def test_what_was_tuned_is_verified_and_nothing_is_touched(tuned) -> None:
         assert any(name in line and check.limit.split()[-1] in line for line in lines), (name, done.stdout)
     assert any(line.split()[:3] == ["changed", "since", "nothing"] for line in lines), done.stdout
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("moment", ["first the script as it is", "as it is"])
+def test_interrupted_before_anything_is_known_it_says_so_and_leaves_no_trace(tmp_path: Path, moment: str) -> None:
+    (tmp_path / "train.py").write_text("import torch, time\ntime.sleep(1000)\n")
+    before, report = contents(tmp_path), tmp_path.parent / "none"
+    stopped = subprocess.Popen(
+        [sys.executable, "-m", "hotlap", "tune", "--report", str(report), "train.py"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in stopped.stdout:
+        if line.startswith(moment):
+            break
+    stopped.send_signal(signal.SIGINT)
+    _, err = stopped.communicate(timeout=PATIENCE_SECONDS)
+    assert stopped.returncode == 130, err
+    assert err.startswith("hotlap: stopped before ") and err.count("\n") == 1
+    assert contents(tmp_path) == before and not report.exists()
+    assert not glob.glob(os.path.join(tempfile.gettempdir(), f"{scratch.PREFIX}{stopped.pid}-*"))
 
 
 def test_interrupted_it_leaves_the_folder_alone(tmp_path: Path) -> None:

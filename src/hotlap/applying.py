@@ -74,7 +74,8 @@ def _named(part: str, verbs: tuple[str, ...]) -> Choice:
     technique = find(name)
     if not set(verbs) & set(technique.verbs):
         raise HotlapError(f"{technique.id} cannot be applied to a running script: see `hotlap explain {technique.id}`")
-    chosen, known = dict(technique.default), {**technique.default, **technique.more_settings}
+    known = {**technique.default, **technique.more_settings}
+    given: dict[str, int | float | str | bool] = {}
     for setting in settings:
         key, is_given, value = (word.strip() for word in setting.partition("="))
         if not is_given or key not in known:
@@ -83,10 +84,10 @@ def _named(part: str, verbs: tuple[str, ...]) -> Choice:
             raise HotlapError(f"{part!r} is not understood: {technique.id} {takes}")
         kind = type(known[key])
         try:
-            chosen[key] = _TRUTH[value.lower()] if kind is bool else kind(value)
+            given[key] = _TRUTH[value.lower()] if kind is bool else kind(value)
         except (KeyError, ValueError):
             raise HotlapError(f"{part!r}: {key} is {_KINDS[kind]}, as in {key}={known[key]}") from None
-    return Choice(technique, chosen)
+    return Choice(technique, technique.named(given))
 
 
 def _choices(plan: str | os.PathLike[str] | Iterable[str] | None) -> list[Choice]:

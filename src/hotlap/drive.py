@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from hotlap.observe.attach import Attached
+from hotlap.errors import say
+from hotlap.observe.attach import NO_GPU, Attached, lacks_gpu
 from hotlap.observe.launch import Target, execute
 from hotlap.source.in_memory import InMemory, in_source, rewrite_in_memory
 
@@ -64,13 +64,11 @@ def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool, rewri
 
 def _unwritten(memory: InMemory, choices: Sequence[Any]) -> list[str]:
     """What found no place, and the nearer reason where torch, imported by now, sees no GPU."""
-    torch = sys.modules.get("torch") if memory.missing else None
-    has_gpu = torch is None or torch.cuda.is_available()
-    lacking = [] if has_gpu else [one.technique.id for one in choices if one.device == "cuda"]
+    lacking = [one.technique.id for one in choices if lacks_gpu(one)] if memory.missing else []
     said = zip(memory.missing, memory.unwritten(), strict=True)
-    return [f"{name} needs a GPU, and torch sees none here" if name in lacking else why for name, why in said]
+    return [f"{name} {NO_GPU}" if name in lacking else why for name, why in said]
 
 
 def _say(quiet: bool, sentence: str) -> None:
     if not quiet:
-        print(f"hotlap: {sentence}", file=sys.stderr)
+        say(sentence)

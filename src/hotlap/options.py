@@ -47,7 +47,7 @@ def target_of(script: list[str], is_module: bool) -> Target:
 
 
 def listed(names: str) -> list[str]:
-    return [name for name in names.split(",") if name.strip()]
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def seconds_in(text: str) -> float:

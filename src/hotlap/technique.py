@@ -87,6 +87,7 @@ class Technique:
     fills_in_an_epoch: ClassVar[bool] = False  # gains only once every sample has been seen
     adjustable: ClassVar[bool] = False  # a script that has it may have it set badly: tried although it is in use
     batch_tolerance: ClassVar[float] = 0.0  # how far its batches may be from the script's, as a share of their spread
+    rounding: ClassVar[float] = 0.0  # the coarsest it computes with, of a number; 0: as the script does
     default: ClassVar[Setting] = {}  # what `fix` writes where no plan says otherwise
     more_settings: ClassVar[Setting] = {}  # what else it can be told, each with an example
 
@@ -97,6 +98,10 @@ class Technique:
     def spot(self, source: Source) -> Iterator[Site]:
         """Places in the source that lack the technique. Silent when it cannot be sure."""
         return iter(())
+
+    def named(self, given: Setting) -> Setting:
+        """What is meant where a user names it by hand, with these settings or none."""
+        return {**self.default, **given}
 
     def seen(self, run: Run) -> bool | None:
         """Whether the process really did it; None for cannot tell."""

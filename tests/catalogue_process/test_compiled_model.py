@@ -231,11 +231,20 @@ def test_a_network_without_blocks_is_not_compiled_by_blocks(apply) -> None:
     assert "nothing to compile" in patch.joints.withdrawn[0] and graphs() == 0
 
 
-def test_replicas_would_call_the_blocks_of_another(apply) -> None:
+def test_replicas_would_call_the_blocks_of_another(apply, monkeypatch: pytest.MonkeyPatch) -> None:
     apply("compiled-model", BLOCK)
     model = nn.DataParallel(network())
+    model.device_ids = [0, 1]
+    monkeypatch.setattr(nn.DataParallel, "forward", lambda own, *args: own.module(*args))
     train(model)
     assert all(vars(block).get("_compiled_call_impl") is None for block in model.module.blocks)
+
+
+def test_a_wrapper_without_replicas_is_no_obstacle(apply) -> None:
+    expected = train(network())
+    patch = apply("compiled-model", BLOCK)
+    assert train(nn.DataParallel(network())) == pytest.approx(expected, rel=1e-3)
+    assert patch.joints.withdrawn == [] and graphs() > 0
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

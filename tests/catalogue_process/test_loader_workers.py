@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from torch.utils.data import (
 )
 from waiting import PATIENCE_SECONDS
 
+import hotlap
 from hotlap.catalogue import find
 from hotlap.measure.candidates import Candidate, Skipped, consider
 from hotlap.measure.feeding import feeding
@@ -168,6 +170,30 @@ def test_another_number_in_place_of_the_script_s(apply) -> None:
     assert DataLoader(Drawing(), 4, num_workers=1).num_workers == 1, "each worker copies its generator"
     assert DataLoader(Stream(), 4, num_workers=1).num_workers == 1
     assert DataLoader(TensorDataset(torch.zeros(64)), 4, num_workers=1).num_workers == 1
+
+
+def test_a_number_named_by_hand_is_for_every_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with hotlap.applied("loader-workers:num_workers=5") as on:
+        assert [DataLoader(Numbers(), 2, num_workers=number).num_workers for number in (0, 2, 9)] == [5, 5, 5]
+        assert on.shown == []
+        assert DataLoader(Numbers(8), 2, num_workers=1).num_workers == 2, "more would have nothing to do"
+        assert DataLoader(Stream(), 2, num_workers=1).num_workers == 1
+        assert DataLoader(TensorDataset(torch.zeros(64)), 4, num_workers=1).num_workers == 1
+        (words,) = on.shown
+    assert words.startswith(
+        "loader-workers (num_workers 5, everywhere True): the loader of Numbers has num_workers=2, not 5"
+    )
+    assert "Stream has num_workers=1, not 5: its data set is iterable" in words and "of TensorDataset has" in words
+
+
+def test_where_no_loader_is_meant_it_is_said_what_to_write() -> None:
+    for names, loaders, is_told in (("", [2], True), ("", [2, 0], False), (":num_workers=3:replacing=1", [2], True)):
+        with hotlap.applied(f"loader-workers{names}") as on:
+            for number in loaders:
+                DataLoader(Numbers(), 2, num_workers=number)
+            assert bool(on.shown) is is_told
+            assert not is_told or re.search(r"Numbers has num_workers=2, .*:num_workers=\d is for all", on.shown[0])
 
 
 def test_a_deeper_queue_also_where_the_number_must_stay(apply) -> None:

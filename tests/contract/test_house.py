@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "applying": {"catalogue", "technique", "plan", "observe"},  # the way in from Python: takes names, as cli does
     "choosing": {"catalogue", "technique", "plan", "observe", "source"},
     "options": {"observe"},
-    "cli": {*ROOMS, "technique", "plan", "evidence", "explain", "drive", "applying", "choosing", "options"},
+    "cli_reading": {"catalogue", "source", "observe", "report", "explain", "choosing", "options"},
+    "cli": {*ROOMS, "plan", "evidence", "drive", "applying", "choosing", "options", "cli_reading"},
 }
 TORCHS_OWN = {"channels_last", "persistent_workers"}  # words of torch that two techniques share
 DRAWERS = {"utils", "util", "common", "core", "helpers", "helper", "base", "misc", "manager"}
@@ -87,6 +88,7 @@ def test_the_engine_knows_no_technique_by_name() -> None:
         ("drive.py", "from hotlap.applying import named", "imports hotlap.applying"),
         ("evidence.py", "from hotlap.catalogue import find", "imports hotlap.catalogue"),
         ("choosing.py", "from hotlap.measure.search import search", "imports hotlap.measure.search"),
+        ("cli_reading.py", "from hotlap.drive import drive", "imports hotlap.drive"),
         ("applying.py", "from hotlap.measure.tune import tune", "imports hotlap.measure.tune"),
     ],
 )

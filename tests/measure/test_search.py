@@ -438,6 +438,42 @@ def test_what_stays_too_small_is_listed_as_such() -> None:
     assert [str(choice) for choice in made.found.plan] == ["fast"] and "at most" in made.found.not_tried[0].reason
 
 
+DIES = "died of signal 4 (illegal instruction)"
+
+
+def test_what_killed_its_process_is_not_tried_in_company() -> None:
+    class Deadly(Fast): ...
+
+    levels = {(): 1.0, ("deadly", "fast", "other"): DIES, ("deadly",): DIES, ("fast",): 0.5, ("fast", "other"): 0.45}
+    bench = Made({**levels, ("other",): 0.9})
+    made = search(bench, Deadly(), Fast(), Other(), together=True)
+    made.screening.run()
+    assert [names for names in bench.asked if "deadly" in names] == [("deadly", "fast", "other"), ("deadly",)]
+    assert [str(choice) for choice in made.found.plan] == ["fast", "other"]
+    assert [(one.technique, one.reason) for one in made.found.rejected] == [("deadly", DIES)]
+    doomed = [Choice(Deadly(), {}), Choice(Layout(), {})]
+    assert bench.knows(doomed) and bench.time(doomed, "", "ablation") == Untimed(DIES, None, "")
+    assert not bench.knows([Choice(Deadly(), {"size": 1})]), "another setting may live"
+
+
+def test_one_that_hangs_or_fails_in_company_is_tried_on() -> None:
+    bench = Made({**LEVELS, ("other",): "hang: no end within its limit"})
+    search(bench)
+    for names in ([Other()], [Other(), Fast()]):
+        timing = bench.time([Choice(one, {}) for one in names], "", "screen")
+    assert isinstance(timing, Timed)
+
+
+def test_what_the_processor_cannot_do_is_remembered(tmp_path) -> None:
+    path = str(tmp_path / "trials.jsonl")
+    for ending, asked in ((DIES, 3), ("died of signal 11 (segmentation fault)", 4)):
+        for _ in range(2):
+            bench, found = recorded(path, {(): 1.0, ("fast",): ending}, Fast())
+            assert found.rejected[0].reason == ending
+        assert len(bench.asked) == asked
+        path += "-other"
+
+
 def test_no_gain_together_says_nothing_of_each() -> None:
     levels = {(): 1.0, ("fast", "other"): 1.0, ("fast",): 0.5, ("other",): 2.0}
     made = search(Made(levels), Fast(), Other(), together=True)

@@ -145,7 +145,8 @@ class Whole(types.SimpleNamespace):
 
 def test_a_technique_that_fails_half_way_is_withdrawn_as_a_whole() -> None:
     original = torch.autograd.backward
-    choices = [SimpleNamespace(technique=Half(), setting={}), SimpleNamespace(technique=Whole(), setting={"a": 1})]
+    half = SimpleNamespace(technique=Half(), setting={}, device=None)
+    choices = [half, SimpleNamespace(technique=Whole(), setting={"a": 1}, device=None)]
     attached = Attached(choices)
     try:
         assert [line.rpartition(": ")[2] for line in attached.withdrawn] == ["no kernel"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hotlap import cli
 from hotlap.errors import HotlapError
 from hotlap.report import folder
 
@@ -31,6 +32,27 @@ def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", folder.FORMATS)
 def test_every_report_has_every_format(name: str, format: str) -> None:
     assert folder.render(ALL[name](), format).strip()
+
+
+def test_several_formats_are_files_beside_the_data(tmp_path: Path, monkeypatch, capsys) -> None:
+    def said(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["hotlap", "report", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), "".join(capsys.readouterr())
+
+    data = tmp_path / "first.json"
+    data.write_text(folder.render(samples.tune(), "json"), encoding="utf-8")
+    before = data.stat().st_ino
+    code, words = said(str(data), "--format", "html, md,json,text,md")
+    assert code == 0 and words.split() == [str(tmp_path / f"first.{end}") for end in ("html", "md", "json", "txt")]
+    assert (tmp_path / "first.md").read_text() == folder.render(samples.tune(), "md")
+    assert "<html" in (tmp_path / "first.html").read_text() and data.stat().st_ino == before, "the data stays"
+    assert said(str(data), "--format", "md")[1] == folder.render(samples.tune(), "md") + "\n"
+    for wrong in ("tex,pdf", ","):
+        code, words = said(str(data), "--format", wrong)
+        assert code == 2 and "choose among html, md, tex, json, text" in words and words.count("\n") == 1
+    assert not (tmp_path / "first.tex").exists()
 
 
 def test_the_folder_holds_what_is_promised(tmp_path: Path) -> None:

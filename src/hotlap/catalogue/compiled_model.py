@@ -123,7 +123,8 @@ class CompiledModel(Technique):
             return own(proceed, root, args, kwargs)
 
         def found(root: Any) -> None:
-            if joints.roots.stands_aside(root) or isinstance(root, nn.DataParallel):  # whose replicas copy slots
+            is_spread = isinstance(root, nn.DataParallel) and len(root.device_ids) > 1  # its replicas copy slots
+            if joints.roots.stands_aside(root) or is_spread:
                 return
             for alike in repeated_blocks(root):
                 shared = _Compiled(patch, mode, root)

@@ -38,6 +38,7 @@ class CudnnBenchmark(Technique):
     needs = Needs(device="cuda")
     aliases = ("cudnn.benchmark", "torch.backends.cudnn.benchmark", "autotune")
     suits = "CNN"
+    start_up_seconds = 20.0  # a ResNet-50 in bf16 took 39 on an H200, where it also compiles kernels to choose from
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT

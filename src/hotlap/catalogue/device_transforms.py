@@ -73,7 +73,8 @@ class DeviceTransforms(Technique):
         reasons = [_why_not(loader) for loader in training]
         if not training or all(reasons):
             return CannotHelp(next(iter(reasons), "no training loader was seen"))
-        return [Try(self.default, max(run.share("wait", "copy"), run.share("wait") + shares(run.device_parts)["copy"]))]
+        on_host = run.share("wait", "copy", "other")  # its batches are there before they are asked for: see device-prefetch
+        return [Try(self.default, max(on_host, run.share("wait") + shares(run.device_parts)["copy"]))]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch

@@ -49,6 +49,7 @@ class Fp8Linear(Technique):
     aliases = ("fp8", "float8", "torchao", "transformer engine", "e4m3")
     suits = "transformer"
     traits = frozenset({"8-bit products"})
+    rounding = 2.0**-4
     helps_with = frozenset({"compiled", "low precision"})
 
     def parity(self, run: Run | None) -> Parity:

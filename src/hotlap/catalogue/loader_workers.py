@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotlap.parts.worker_room import DEPTH, WorkerRoom, sample_bytes
 from hotlap.source.calls import ABSENT, Call, Doubt
+from hotlap.source.datasets import is_worth_loading
 from hotlap.source.edits import insert_argument, replace_argument
 from hotlap.source.transfers import changes_its_data
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from hotlap.source.module import Site, Source
 
 LOADER = "torch.utils.data.DataLoader"
-DATASET, SHUFFLE, SAMPLER, BATCH_SAMPLER, NUM_WORKERS = 0, 2, 3, 4, 5  # positions of DataLoader's parameters
-_WRAPPERS = tuple(f"torch.utils.data.{name}" for name in ("Subset", "ConcatDataset", "random_split"))
+NUM_WORKERS = 5  # position among DataLoader's parameters
 _DEEPER = 4  # times as many batches in each queue
 _LARGE_BATCH = 256 * 2**20  # bytes; where even such batches fit, none is weighed
-_CHEAP = {"len", "int", "float", "torch.tensor", "torch.as_tensor", "torch.from_numpy"}
 
 
 class LoaderWorkers(Technique):
@@ -48,7 +46,8 @@ class LoaderWorkers(Technique):
     spawned instead of forked (macOS, Windows, and Linux from Python 3.14 on), and so does a data set that cannot be
     pickled or holds tensors on the GPU. In a run with hotlap the script's own way of starting processes is kept, and
     such data sets stay without workers, with the reason said. A setting is for loaders without workers;
-    `num_workers=8:replacing=2` is for those that have two.
+    `num_workers=8:replacing=2` is for those that have two. A number you name by hand is for all of them
+    (`--with loader-workers:num_workers=8`), however many cores there are.
 
     ## What changes numerically
     Nothing, in the same order, when the data set draws nothing at random. Random augmentation draws from each worker's
@@ -72,17 +71,22 @@ class LoaderWorkers(Technique):
     traits = frozenset({"loader processes"})
     adjustable = True
     default = {"num_workers": 4}  # noqa: RUF012  # constants of the contract, never changed
-    more_settings = {"prefetch_factor": 8, "persistent_workers": True, "replacing": 2}  # noqa: RUF012
+    more_settings = {"prefetch_factor": 8, "persistent_workers": True, "replacing": 2, "everywhere": True}  # noqa: RUF012
 
     def parity(self, run: Run | None) -> Parity:
         certain = run is not None and all(loader.draws_random is False for loader in run.loaders if loader.trains)
         return Parity.IDENTICAL if certain else Parity.EQUIVALENT
 
+    def named(self, given: Setting) -> Setting:
+        """A plan is for the loaders it was measured for; who names a number means every loader."""
+        is_for_all = "num_workers" in given and "replacing" not in given
+        return super().named({"everywhere": True, **given} if is_for_all else given)
+
     def spot(self, source: Source) -> Iterator[Site]:
         for call in source.calls(LOADER):
             workers = call.setting("num_workers", NUM_WORKERS)
             is_zero = isinstance(workers, ast.Constant) and workers.value == 0
-            if (workers is ABSENT or is_zero) and _is_worth_loading(call):
+            if (workers is ABSENT or is_zero) and is_worth_loading(call):
                 message = "every sample is loaded between two steps; num_workers loads ahead in other processes"
                 yield source.site(call.node, message, "unsafe")
 
@@ -102,7 +106,9 @@ class LoaderWorkers(Technique):
         from hotlap.parts.lasting_workers import LastingWorkers
 
         lasting = LastingWorkers(dataset_state)
-        patch.at(patch.joints.loader_built, functools.partial(_with_workers, setting, lasting))
+        workers = _Workers(setting, lasting)
+        patch.at(patch.joints.loader_built, workers.give)
+        patch.tell(workers.shortfall)
         patch.at(patch.joints.loader_started, lasting.release, depth=6)  # before those who look at the iterator
         patch.at(patch.joints.loader_started, lasting.start)
 
@@ -113,7 +119,7 @@ class LoaderWorkers(Technique):
             return
         calls = list(source.calls(LOADER))
         for call in calls:
-            is_meant = len(calls) == 1 or (setting["num_workers"] and _is_worth_loading(call))
+            is_meant = len(calls) == 1 or (setting["num_workers"] and is_worth_loading(call))
             if is_meant and _can_be_replaced(call, setting):
                 yield source.site(call.node, f"measured with {setting['num_workers']} workers", "unsafe")
 
@@ -165,45 +171,78 @@ def _tries(run: Run, loader: LoaderFacts) -> Sequence[Try] | CannotHelp:
     return CannotHelp(why_not or f"it has {has} workers, as many as are worth trying on {cores} cores")
 
 
-def _with_workers(setting: Setting, lasting: LastingWorkers, proceed: Any, loader: Any, bound: Any) -> None:
-    """Give a loader its workers where its data set bears it; settled before the loader exists. A loader that has some
-    is meant only if it has as many as the setting replaces."""
-    chosen = bound.arguments
-    has, wanted = chosen["num_workers"], int(setting.get("num_workers", LoaderWorkers.default["num_workers"]))
-    if has == setting.get("replacing", 0):
-        if has == wanted:
-            chosen.update(_given(setting, "prefetch_factor"))  # its order and its draws stay
-        elif not wanted:
-            _take_workers(chosen)
-        elif _give_workers(setting, wanted, chosen) and not has and chosen["persistent_workers"]:
-            lasting.keep(loader)
-    proceed(loader, bound)
+class _Workers:
+    """Gives loaders their workers before they exist, and knows who has another number. A loader that has some is meant
+    only if it has as many as the setting replaces, or if the setting is for all."""
+
+    def __init__(self, setting: Setting, lasting: LastingWorkers) -> None:
+        self._setting, self._lasting = setting, lasting
+        self._wanted = int(setting.get("num_workers", LoaderWorkers.default["num_workers"]))
+        self._replaced, self._is_for_all = int(setting.get("replacing", 0)), bool(setting.get("everywhere"))
+        self._took_hold = False
+        self._short: dict[str, None] = {}  # who has another number, and why
+
+    def give(self, proceed: Any, loader: Any, bound: Any) -> None:
+        chosen = bound.arguments
+        has, why = chosen["num_workers"], self._settle(chosen)
+        number = chosen["num_workers"]
+        if why:
+            name = type(chosen["dataset"]).__name__
+            self._short[f"the loader of {name} has num_workers={number}, not {self._wanted}: {why}"] = None
+        self._took_hold |= number != has or not why
+        if number > has == 0 and chosen["persistent_workers"]:
+            self._lasting.keep(loader)
+        proceed(loader, bound)
+
+    def shortfall(self) -> str:
+        """Told of every loader where all are meant, else only where none was changed."""
+        return "; ".join(self._short) if self._is_for_all or not self._took_hold else ""
+
+    def _settle(self, chosen: dict[str, Any]) -> str:
+        """Why a loader has another number now than was wanted, or ""."""
+        has = chosen["num_workers"]
+        if not self._is_for_all and has != self._replaced:
+            meant = f"that have {self._replaced}" if self._replaced else "without workers"
+            return f"this is for loaders {meant}; --with loader-workers:num_workers={self._wanted} is for all"
+        if not self._wanted:
+            return _take_workers(chosen) if has else ""
+        if has != self._wanted:
+            return _give_workers(self._setting, self._wanted, self._is_for_all, chosen)
+        chosen.update(_given(self._setting, "prefetch_factor"))  # its order and its draws stay
+        return ""
 
 
-def _give_workers(setting: Setting, wanted: int, chosen: dict[str, Any]) -> bool:
+def _give_workers(setting: Setting, wanted: int, is_for_all: bool, chosen: dict[str, Any]) -> str:
+    """As many of those wanted as the data set bears and memory holds; why there are fewer, or ""."""
     from hotlap.observe.bearing import why_no_workers
     from hotlap.observe.facts import is_in_memory, start_method
 
     has, dataset, context = chosen["num_workers"], chosen["dataset"], chosen["multiprocessing_context"]
     method = start_method(context)
     depth = int(setting.get("prefetch_factor", chosen["prefetch_factor"] or DEPTH))
-    workers = min(wanted, max(2, os.cpu_count() or 1), _batches(chosen) // 2)  # a worker wants something to do
-    if workers < 1 or is_in_memory(dataset):
-        return False
+    most = wanted if is_for_all else max(2, os.cpu_count() or 1)
+    busy = min(wanted, most, max(has, _batches(chosen) // 2))  # a worker wants something to do
+    if is_in_memory(dataset):
+        return "its data set already lies in memory as tensors"
+    if busy < 1:
+        return "it has too few batches"
     if not has and any(hasattr(chosen[name], "state_dict") for name in ("sampler", "batch_sampler")):
-        return False  # what is saved of it must be how far the loop has come, not the workers
-    if why_no_workers(dataset, method, (chosen["collate_fn"], chosen["worker_init_fn"]), has > 0):
-        return False
-    workers = _that_fit(workers, depth, chosen, method)
+        return "its sampler can be saved, and what is saved must be how far the loop has come, not the workers"
+    why_not = why_no_workers(dataset, method, (chosen["collate_fn"], chosen["worker_init_fn"]), has > 0)
+    if why_not:
+        return why_not
+    workers = _that_fit(busy, depth, chosen, method)
     if workers < 1:
-        return False
+        return "memory is short"
     if method == "fork":
         chosen["multiprocessing_context"] = context or "fork"  # the default of later Pythons pickles the data set
     chosen["num_workers"] = workers
     chosen.update(_given(setting, "prefetch_factor"))
     if not has:
         chosen.update(_given(setting, "persistent_workers"))
-    return True
+    if workers < busy:
+        return "memory is short"
+    return "more would have no core, or nothing to do" if workers < wanted else ""
 
 
 def _that_fit(workers: int, depth: int, chosen: dict[str, Any], method: str) -> int:
@@ -219,13 +258,15 @@ def _that_fit(workers: int, depth: int, chosen: dict[str, Any], method: str) -> 
     return room.workers(workers, depth, one * _batch_size(chosen), method)
 
 
-def _take_workers(chosen: dict[str, Any]) -> None:
+def _take_workers(chosen: dict[str, Any]) -> str:
     """Only from data in memory. Where the script keeps its workers alive, torch draws fewer seeds, so that without them
     later epochs would come in another order; those it prepares may have something that the training process lacks."""
     from hotlap.observe.facts import is_in_memory
 
-    if is_in_memory(chosen["dataset"]) and not (chosen["persistent_workers"] or chosen["worker_init_fn"]):
-        chosen.update(num_workers=0, prefetch_factor=None, multiprocessing_context=None, timeout=0)
+    if not is_in_memory(chosen["dataset"]) or chosen["persistent_workers"] or chosen["worker_init_fn"]:
+        return "only data in memory is as well off without, and only where nothing else was set for its workers"
+    chosen.update(num_workers=0, prefetch_factor=None, multiprocessing_context=None, timeout=0)
+    return ""
 
 
 def _given(setting: Setting, name: str) -> dict[str, Any]:
@@ -254,38 +295,3 @@ def _can_be_replaced(call: Call, setting: Setting) -> bool:
         return all(call.setting(name) is ABSENT for name in bound)
     is_new = setting["num_workers"] != setting["replacing"] or "prefetch_factor" in setting
     return is_new and ("prefetch_factor" not in setting or call.setting("prefetch_factor") is ABSENT)
-
-
-def _is_worth_loading(call: Call) -> bool:
-    """Whether the data set is surely map-style and does some work for a sample."""
-    source, dataset = call.source, call.setting("dataset", DATASET)
-    if not isinstance(dataset, ast.expr):
-        return False
-    built = source.value_of(dataset)
-    while isinstance(built, ast.Call) and source.name_of(built.func) in _WRAPPERS and built.args:
-        built = source.value_of(built.args[0])
-    if not isinstance(built, ast.Call):
-        # A parameter or a part of something unpacked: it could be anything, tensors in memory too.
-        return False
-    definition = source.definition(built.func)
-    if isinstance(definition, ast.ClassDef):
-        return _works_per_sample(source, definition)
-    name = source.name_of(built.func) or ""
-    if name.startswith("torchvision.datasets."):
-        return True
-    # An imported class: torch itself refuses to shuffle or sample an iterable data set, so this one is map-style.
-    shuffle = call.setting("shuffle", SHUFFLE)
-    is_shuffled = isinstance(shuffle, ast.Constant) and shuffle.value is True
-    is_sampled = isinstance(call.setting("sampler", SAMPLER), ast.Call)
-    looks_like_class = "." in name and name.rpartition(".")[2][:1].isupper() and not name.startswith("torch.")
-    return looks_like_class and (is_shuffled or is_sampled)
-
-
-def _works_per_sample(source: Source, definition: ast.ClassDef) -> bool:
-    """A class that only indexes what it holds in memory gains nothing from workers."""
-    getters = [one for one in definition.body if isinstance(one, ast.FunctionDef) and one.name == "__getitem__"]
-    bases = [source.name_of(base) for base in definition.bases]
-    if not getters or any(base is None or base.endswith("IterableDataset") for base in bases):
-        return False
-    called = [node.func for node in ast.walk(getters[0]) if isinstance(node, ast.Call)]
-    return any(source.name_of(function) not in _CHEAP for function in called)

@@ -60,6 +60,7 @@ class MixedPrecision(Technique):
     family = Family.COMPUTE
     aliases = ("amp", "autocast", "bf16", "fp16", "apex", "GradScaler", "half")
     traits = frozenset({"low precision"})
+    rounding = 2.0**-8  # of bf16
     helps_with = frozenset({"image layout"})
     default = {"dtype": "bfloat16"}  # noqa: RUF012  # a constant of the contract, never changed
 

@@ -40,6 +40,7 @@ class Tf32Matmul(Technique):
     needs = Needs(device="cuda")
     aliases = ("tf32", "allow_tf32", "set_float32_matmul_precision", "float32_matmul_precision")
     traits = frozenset({"low precision"})
+    rounding = 2.0**-11
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ _PATIENCE = 2.0  # a candidate that trains so many times longer than the script 
 _STEPS_AT_LEAST = 24
 _SECONDS_AT_LEAST = 1.5  # of timed steps, however long the script takes to start
 _EPOCH_ALLOWANCE = 4.0  # a trial may be so many times longer to see past the end of an epoch
-_BY_CHANCE = ("hang", "died of signal", "could not be set up")  # endings that another attempt may not have
+_KILLED = "died of signal"
+_ILLEGAL = f"{_KILLED} {int(signal.SIGILL)} "  # what the processor cannot do today it cannot do tomorrow
+_BY_CHANCE = ("hang", _KILLED, "could not be set up")  # endings that another attempt may not have
 
 
 class Listener(Protocol):
@@ -75,6 +78,7 @@ class Bench:
         self.measured = self._kept = 0  # trials run, and how many of them are on record
         self._seconds, self._steps_at_least = trial_seconds, _STEPS_AT_LEAST
         self._crowded: set[str] = set()  # plans
+        self._deaths: dict[frozenset[str], str] = {}  # members of plans that killed their process, and how
         self._disturbances: list[tuple[str, bool]] = []  # plans, and whether their trials were disturbed
         self.epoch_allowance = _EPOCH_ALLOWANCE * trial_seconds  # of training, that a trial may take to see past one
         self.epoch_steps = 0  # of the shortest training epoch, where trials can see past it
@@ -140,17 +144,21 @@ class Bench:
 
     def knows(self, plan: Sequence[Choice]) -> bool:
         """Whether a single trial of it would cost nothing."""
-        return self._recalled(plan) is not None
+        return bool(self._doom(plan)) or self._recalled(plan) is not None
 
     def time(self, plan: Sequence[Choice], label: str, role: Role, again: int = 0) -> Timed | Untimed:
         """One trial. Where a single one is enough, one on record will do: baselines and pairs are always run. `again`
         asks for another opinion, each of which is on record by itself."""
         if role in ("baseline", "confirm"):
             return self._measured(plan, label, role)
+        doom = self._doom(plan)
+        if doom:
+            return Untimed(doom, None, "")
         kind = f"time again {again}" if again else "time"
         known = self._recalled(plan, kind)
         if known is not None:
             timing, recalled = known
+            self._note_death(plan, timing)
             self._listener.started(label, role)
             day = self.known.use(recalled)
             if timing.run is not None and day:
@@ -158,12 +166,22 @@ class Bench:
             self._listener.ended(label, role, f"{_verdict(timing)}, known{' from ' + day if day else ''}")
             return timing
         timing = self._measured(plan, label, role)
+        self._note_death(plan, timing)
         if isinstance(timing, Timed):
             self.keep(kind, plan, to_json(timing))
-        elif not timing.ending.startswith(_BY_CHANCE):
+        elif timing.ending.startswith(_ILLEGAL) or not timing.ending.startswith(_BY_CHANCE):
             run = timing.run if timing.level else None
             self.keep(kind, plan, to_json(Untimed(timing.ending, run, "", timing.level)))
         return timing
+
+    def _note_death(self, plan: Sequence[Choice], timing: Timed | Untimed) -> None:
+        if isinstance(timing, Untimed) and timing.ending.startswith(_KILLED):
+            self._deaths[frozenset(map(str, plan))] = timing.ending
+
+    def _doom(self, plan: Sequence[Choice]) -> str:
+        """How a plan ended that killed its process and is part of this one: company does not save it."""
+        members = set(map(str, plan))
+        return next((ending for killers, ending in self._deaths.items() if killers <= members), "")
 
     def _recalled(self, plan: Sequence[Choice], kind: str = "time") -> tuple[Timed | Untimed, Recalled] | None:
         recalled = self.recall(kind, plan)

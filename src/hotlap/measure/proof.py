@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hotlap.measure.bench import Bench, Timed
 from hotlap.measure.caveats import Caveat
+from hotlap.measure.culprits import without_culprits
 from hotlap.measure.found import Found
 from hotlap.measure.sameness import Sameness, failure, level_of, passed
 from hotlap.measure.stats import LOOKS, Decision, calibration_sd, compare
@@ -62,42 +63,42 @@ class Proof:
             self._drop_all(f"not the same training: {failure(checks)}")
 
     def _without_culprits(self, same: Sameness, checks: list[ParityCheck]) -> list[ParityCheck]:
-        """Look at members by themselves, the likeliest to be at fault first, until the rest passes. Who was not looked
-        at when the budget ends has to go: the fault may be there."""
-        suspects = sorted(self.found.plan, key=lambda choice: self._innocence(choice, checks))
-        while suspects and (self._has_room_for_a_look(same) or self._is_judged([suspects[0]])):
-            choice = suspects.pop(0)
-            alone = self._verdict(same, [choice], str(choice))
-            if not self.found.plan:  # the script itself gave nothing to compare with
-                return []
-            if passed(alone):
-                continue
-            self._drop(choice, f"not the same training: {failure(alone)}")
-            checks = self._verdict(same, self.found.plan, "plan")
-            if passed(checks):
-                return checks
-        for choice in suspects:
-            self._drop(
-                choice,
-                f"the whole was not the same training ({failure(checks)}), and the budget ended before a look at this",
-            )
-        if suspects:
-            self.found.cut_short = True
-            budget = self._bench.spent + (1 + len(suspects)) * self._look_seconds(same) + self._for_pairs
-            words = {"count": len(suspects), "budget": f"{max(budget, 1.2 * self._budget):.0f}s"}
-            self.found.caveats.insert(0, Caveat.NOT_LOOKED_AT.text(**words))
-            checks = self._verdict(same, self.found.plan, "plan")
-        return checks
+        """Who was not looked at when the budget ends has to go: the fault may be there."""
+        whole = list(self.found.plan)
 
-    def _innocence(self, choice: Choice, checks: list[ParityCheck]) -> tuple[bool, bool]:
-        """Other batches come from what feeds; and what promises the same bits keeps the rest, too, more often."""
+        def look(plan: Sequence[Choice]) -> list[ParityCheck]:
+            return self._verdict(same, [one for one in whole if one in plan], "what is left of it")
+
+        def has_room(plan: Sequence[Choice]) -> bool:
+            return self._has_room_for_a_look(same) or self._is_judged(plan)
+
+        outcome = without_culprits(sorted(whole, key=lambda one: self._innocence(one, checks)), checks, look, has_room)
+        if not self.found.plan:  # the script itself gave nothing to compare with
+            return []
+        for choice in whole:
+            if choice.technique.id in outcome.guilty:
+                self._drop(choice, f"not the same training: {outcome.guilty[choice.technique.id]}")
+            elif choice in outcome.unseen:
+                why = f"the whole was not the same training ({failure(checks)})"
+                self._drop(choice, f"{why}, and the budget ended before a look at this")
+        if outcome.unseen:
+            self.found.cut_short = True
+            budget = self._bench.spent + (1 + len(outcome.unseen)) * self._look_seconds(same) + self._for_pairs
+            words = {"count": len(outcome.unseen), "budget": f"{max(budget, 1.2 * self._budget):.0f}s"}
+            self.found.caveats.insert(0, Caveat.NOT_LOOKED_AT.text(**words))
+        return outcome.checks
+
+    def _innocence(self, choice: Choice, checks: list[ParityCheck]) -> tuple[bool, bool, float]:
+        """Other batches come from what feeds; what promises the same bits keeps the rest, too, more often; and who
+        rounds most is farthest off."""
         feeds = choice.technique.family in (Family.WAIT, Family.COPY)
         batches_differ = not checks[0].passed
-        return feeds is not batches_differ, self.found.parities[choice.technique.id] is Parity.IDENTICAL
+        is_identical = self.found.parities[choice.technique.id] is Parity.IDENTICAL
+        return feeds is not batches_differ, is_identical, -choice.technique.rounding
 
     def _has_room_for_a_look(self, same: Sameness) -> bool:
-        """At one member and at what remains, so that the first pairs still fit."""
-        return self._bench.spent + 2 * self._look_seconds(same) + self._for_pairs <= self._budget
+        """So that the first pairs still fit."""
+        return self._bench.spent + self._look_seconds(same) + self._for_pairs <= self._budget
 
     def _look_seconds(self, same: Sameness) -> float:
         return same.seconds or self._trial_seconds

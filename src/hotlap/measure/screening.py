@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hotlap.measure.attempts import Attempts
 from hotlap.measure.bench import Bench, Listener, Timed
 from hotlap.measure.candidates import Candidate, Skipped, clash, consider, partners
 from hotlap.measure.caveats import Caveat
@@ -33,9 +34,9 @@ class Screening:
     ) -> None:
         self._bench, self._purse, self.found, self._techniques = bench, purse, found, techniques
         self._listener, self._allow_different = listener, allow_different
-        self._unfit: list[str] = []  # what the budget had no room for
+        self._attempts = Attempts(bench, purse, found)
         self._small: list[Technique] = []  # what it could save is too small a part of a step
-        self._passed_over: list[Choice] = []  # timed, and not taken in
+        self._unrefined: list[Candidate] = []  # taken in together: other settings wait until it is clear who stays
         self._alone: dict[str, float] = {}  # what techniques gained by themselves that were not taken in
 
     def run(self) -> None:
@@ -55,7 +56,7 @@ class Screening:
             rest = [candidate for candidate in waiting if candidate not in group]
             better: list[tuple[float, Timed, Candidate]] = []
             for candidate in group:
-                timing = self._trial([candidate.choice()])
+                timing = self._attempts.trial([candidate.choice()])
                 if timing is None:
                     continue
                 ratio = self.found.level / timing.level
@@ -63,16 +64,19 @@ class Screening:
                     better.append((ratio, timing, candidate))
                 else:
                     self.found.reject([candidate.choice()], no_gain(ratio, [candidate.choice()], timing.run))
-                    self._passed_over.append(candidate.choice())
+                    self._attempts.passed_over.append(candidate.choice())
                     self._alone[candidate.technique.id] = ratio
                     idle.append(candidate)
             waiting = rest
             if better:
                 ratio, timing, best = max(better, key=lambda entry: entry[0])
-                self._keep([best.choice()], timing)
+                self._attempts.keep([best.choice()], timing)
                 self._refine(best)
                 others = [candidate for _, _, candidate in better if candidate is not best]
                 waiting = [*self._renewed([*rest, *others]), *self._try_together(self._grown(slow))]
+        for candidate in self._unrefined:
+            if candidate not in self._not_kept([candidate]):
+                self._refine(candidate)
         self._purse.reserved = 0.0
         self._try_slow_starters(slow, idle)
         self._try_partners(idle)
@@ -85,7 +89,7 @@ class Screening:
         after = self.found.after
         if after is None:
             return []
-        able = [one for one in self._passed_over if not one.start_up_seconds]
+        able = [one for one in self._attempts.passed_over if not one.start_up_seconds]
         return [one for one in able if isinstance(consider(one.technique, after, self._allow_different), Candidate)]
 
     def _try_together(self, candidates: list[Candidate]) -> list[Candidate]:
@@ -101,9 +105,7 @@ class Screening:
             if taken is None:  # something in it broke: the halves may not
                 continue
             candidates = [one for one in candidates if one not in taken]
-            for one in taken:
-                if any(kept.technique is one.technique for kept in self.found.plan):
-                    self._refine(one)
+            self._unrefined += taken
             if group is together:
                 break
         return candidates if self.found.after is None else self._renewed(candidates)
@@ -134,7 +136,7 @@ class Screening:
                 line = standing_aside.get(one.technique.id)
                 reason = f"could not be applied: {line}" if line else "found nothing to do in a trial"
                 self.found.reject([one.choice()], reason)
-        self._keep([one.choice() for one in rest], timing)
+        self._attempts.keep([one.choice() for one in rest], timing)
         return group
 
     def _kept_for(self, slow: list[Candidate]) -> float:
@@ -158,9 +160,9 @@ class Screening:
 
     def _say_what_did_not_fit(self) -> None:
         """Then finding nothing says nothing."""
-        if self._unfit:
-            budget = math.ceil(self._purse.for_all(len(self._unfit)) / 10) * 10
-            words = {"count": len(self._unfit), "budget": f"{budget}s"}
+        if self._attempts.unfit:
+            budget = math.ceil(self._purse.for_all(len(self._attempts.unfit)) / 10) * 10
+            words = {"count": len(self._attempts.unfit), "budget": f"{budget}s"}
             self.found.cut_short = True
             self.found.caveats.insert(0, Caveat.NO_ROOM.text(**words))
 
@@ -207,66 +209,15 @@ class Screening:
                 (slow if technique.start_up_seconds else grown).append(verdict)
         return grown
 
-    def _trial(self, choices: list[Choice]) -> Timed | None:
-        """Time the plan so far plus these, in place of what cannot live with them. None when that was not possible; the
-        reason is on record."""
-        plan = [*self._friends(choices), *choices]
-        start_up_seconds = sum(choice.start_up_seconds for choice in plan)  # each plan is compiled anew
-        if not self._purse.has_room_for(plan, start_up_seconds=start_up_seconds):
-            self._had_no_room(choices)
-            return None
-        timing = self._bench.time(plan, " + ".join(map(str, choices)), "screen")
-        if not isinstance(timing, Timed):
-            self.found.reject(choices, timing.ending)
-            return None
-        return timing
-
-    def _friends(self, choices: list[Choice]) -> list[Choice]:
-        return [kept for kept in self.found.plan if clash(kept, choices) is None]
-
-    def _had_no_room(self, choices: list[Choice]) -> None:
-        self._unfit.append(" + ".join(map(str, choices)))
-        for choice in choices:
-            words = f"the budget ended before {self._unfit[-1]}: try a larger --budget"
-            self.found.not_tried.append(NotTried(choice.technique.id, words))
-
-    def _keep(self, choices: list[Choice], timing: Timed) -> None:
-        for choice in choices:
-            self.found.gains[choice.technique.id] = self.found.level / timing.level if len(choices) == 1 else None
-            self.found.accept(choice)
-        for enemy in [kept for kept in self.found.plan if clash(kept, choices) is not None]:
-            self.found.reject([enemy], f"cannot live with {' + '.join(map(str, choices))}, which is faster")
-            self._passed_over.append(enemy)
-        self.found.plan[:] = [*self._friends(choices), *choices]
-        self.found.level, self.found.after = timing.level, timing.run
-        if not any(choice.technique.start_up_seconds for choice in self.found.plan):  # what it made is there by now
-            self._purse.plan_seconds = timing.seconds
-
     def _refine(self, candidate: Candidate) -> None:
         """Other settings of a winner, while there is room for them."""
         for number in range(1, len(candidate.tries)):
             choice = candidate.choice(number)
             rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
             if not self._purse.has_room_for([*rest, choice], trials=2):
-                self._had_no_room([choice])
+                self._attempts.had_no_room([choice])
                 continue
-            self._replace(choice, rest)
-
-    def _replace(self, choice: Choice, rest: list[Choice]) -> None:
-        """Another setting of a technique that is in the plan, taken in where it is faster still."""
-        timing = self._bench.time([*rest, choice], str(choice), "screen")
-        if not isinstance(timing, Timed):
-            self.found.reject([choice], timing.ending)
-            return
-        ratio = self.found.level / timing.level
-        if ratio < self.found.worth_keeping:
-            self.found.reject([choice], f"{ratio:.2f}x against the setting kept")
-            self._passed_over.append(choice)
-            return
-        gain = self.found.gains[choice.technique.id]
-        self.found.gains[choice.technique.id] = gain * ratio if gain else None
-        self.found.plan = [*rest, choice]
-        self.found.level, self.found.after = timing.level, timing.run
+            self._attempts.replace(choice, rest)
 
     def _try_partners(self, idle: list[Candidate]) -> None:
         """Two that did nothing alone may gain together, such as a layout and the precision it was made for."""
@@ -274,9 +225,9 @@ class Screening:
         for number, candidate in enumerate(idle):
             for partner in partners(candidate, idle[number + 1 :]):
                 both = [candidate.choice(), partner.choice()]
-                timing = self._trial(both)
+                timing = self._attempts.trial(both)
                 if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
-                    self._keep(both, timing)
+                    self._attempts.keep(both, timing)
                 elif timing is not None:
                     self.found.reject(both, no_gain(self.found.level / timing.level, both, timing.run))
 
@@ -286,11 +237,11 @@ class Screening:
         for candidate in self._not_kept(idle):
             is_small = self._alone[candidate.technique.id] > 1 and clash(candidate.choice(), choices) is None
             choices += [candidate.choice()] if is_small else []
-        if len(choices) < 2 or not self._purse.has_room_for([*self._friends(choices), *choices]):
+        if len(choices) < 2 or not self._purse.has_room_for([*self._attempts.friends(choices), *choices]):
             return
-        timing = self._trial(choices)
+        timing = self._attempts.trial(choices)
         if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
-            self._keep(choices, timing)
+            self._attempts.keep(choices, timing)
 
     def _not_kept(self, candidates: list[Candidate]) -> list[Candidate]:
         kept = [choice.technique for choice in self.found.plan]
@@ -299,13 +250,14 @@ class Screening:
     def _try_slow_starters(self, slow: list[Candidate], idle: list[Candidate]) -> None:
         """What takes long to get going comes last, on top of the rest, where it has to start the fewest times. Those
         that did nothing before may do something with it."""
-        for candidate in self._renewed(slow) if self.found.after is not None else slow:
+        able = self._renewed(slow) if self.found.after is not None else slow
+        for candidate in sorted(able, key=lambda one: (-one.most, -one.technique.start_up_seconds)):
             choices = [candidate.choice(number) for number in range(len(candidate.tries))]
             slowest = [one for one in choices if one.start_up_seconds > candidate.technique.start_up_seconds]
             for choice in choices:
-                timing = self._trial([choice]) if choice not in slowest else None
+                timing = self._attempts.trial([choice]) if choice not in slowest else None
                 if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
-                    self._keep([choice], timing)
+                    self._attempts.keep([choice], timing)
                     break
                 if timing is not None:
                     self.found.reject([choice], no_gain(self.found.level / timing.level, [choice], timing.run))
@@ -315,15 +267,15 @@ class Screening:
                 self._try_slowest(choice)
             for partner in partners(candidate, idle):
                 again = [partner.choice()]
-                timing = self._trial(again)
+                timing = self._attempts.trial(again)
                 if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
-                    self._keep(again, timing)
+                    self._attempts.keep(again, timing)
 
     def _try_slowest(self, choice: Choice) -> None:
         """A setting that takes still longer to get going, in place of one that gained, where there is room for it."""
         rest = [kept for kept in self.found.plan if kept.technique is not choice.technique]
         if self._purse.has_room_for([*rest, choice], start_up_seconds=choice.start_up_seconds):
-            self._replace(choice, rest)
+            self._attempts.replace(choice, rest)
         else:
             words = f"{choice} takes about {choice.start_up_seconds:.0f} s to start: try a larger --budget"
             self.found.not_tried.append(NotTried(choice.technique.id, words))

@@ -45,6 +45,8 @@ class Search:
             Settling(self._bench, self.purse, self.found).run(self.screening.passed_over)
             Proof(self._bench, self.found, self._budget, self.purse.trial_seconds, self._parity_folder).run()
         except KeyboardInterrupt:
+            if self.found.before is None:
+                raise  # there is nothing to keep
             self.found.cut_short = True
             self.found.caveats.insert(0, Caveat.INTERRUPTED.text())
             self._listener.stopped()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +13,14 @@ from hotlap.observe.patch import Patch
 from hotlap.observe.replays import Replays
 from hotlap.observe.watch import Watch
 
+NO_GPU = "needs a GPU, and torch sees none here"
+
+
+def lacks_gpu(choice: Any) -> bool:
+    """Whether what it needs is not there, as far as torch, once it is imported, can tell without touching CUDA."""
+    torch = sys.modules.get("torch")
+    return choice.device == "cuda" and torch is not None and not torch.cuda.device_count()
+
 
 class Attached:
     """What hangs on the process. Everything waits for the script's own `import torch`."""
@@ -19,22 +28,29 @@ class Attached:
     def __init__(self, choices: Iterable[Any], watch: Callable[[Patch], Watch] | None = None) -> None:
         self.patch = Patch(Joints())
         self.watch: Watch | None = None
-        self.applied: list[str] = []
+        self._patches: list[tuple[Any, Patch]] = []  # each choice and what it changed
         self._choices, self._make_watch = list(choices), watch
         self._cancel = on_import("torch", self._torch_is_here)
+
+    @property
+    def applied(self) -> list[str]:
+        """What took hold and was not given up since."""
+        return [str(one) for one, patch in self._patches if not patch.is_withdrawn and not lacks_gpu(one)]
 
     @property
     def withdrawn(self) -> list[str]:
         """What was given up, each with its reason: also what a worker found to differ."""
         joints = self.patch.joints
-        return [*joints.withdrawn, *(str(one) for one in joints.comparisons if one.failed)]
+        idle = [f"{one}: {NO_GPU}" for one, patch in self._patches if not patch.is_withdrawn and lacks_gpu(one)]
+        return [*joints.withdrawn, *idle, *(str(one) for one in joints.comparisons if one.failed)]
 
     @property
     def shown(self) -> list[str]:
-        """What techniques compared on the way and found within limits, and what compiling came to."""
+        """What techniques compared on the way and found within limits, what they say, and what compiling came to."""
         joints = self.patch.joints
         compiled = [str(compiled_facts())] if any(seen.has_graphs for seen in joints.roots.found.values()) else []
-        return [*compiled, *(str(one) for one in joints.comparisons if one.facts.count and not one.failed)]
+        told = [f"{about}: {words}" for about, tell in joints.told if (words := tell())]
+        return [*compiled, *told, *(str(one) for one in joints.comparisons if one.facts.count and not one.failed)]
 
     def _torch_is_here(self) -> None:
         Replays(self.patch)
@@ -43,9 +59,9 @@ class Attached:
         for choice in self._choices:
             own = Patch(self.patch.joints, str(choice))
             self.patch.on_undo(own.undo)
+            self._patches.append((choice, own))
             try:
                 choice.technique.apply(own, choice.setting)
-                self.applied.append(str(choice))
             except Exception as error:  # a technique that breaks is withdrawn; the training goes on without it
                 own.withdraw(f"{type(error).__name__}: {error}")
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from hotlap.observe.comparison import Comparison
@@ -60,6 +61,7 @@ class Joints:
         self.compile_called = Notice(self._at_compile, self)
         self.roots = RootFinder(self)
         self.withdrawn: list[str] = []  # what was given up on the way, each with its reason
+        self.told: list[tuple[str, Callable[[], str]]] = []  # who may have something to say at the end
         self.comparisons: list[Comparison] = []  # what swaps showed of themselves
 
     # for batch in loader: --------------------------------------------------------------------------------------

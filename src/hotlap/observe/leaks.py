@@ -16,7 +16,7 @@ from typing import Any
 
 from hotlap.observe.holders import Holder, adding_site
 from hotlap.observe.kept_graphs import KeptGraphs
-from hotlap.observe.reach import BOXES, ENTRIES, PLAIN, Reach, attributes, kind_of_box
+from hotlap.observe.named_values import BOXES, ENTRIES, PLAIN, NamedValues, attributes, kind_of_box
 from hotlap.observe.scrutiny_facts import GrowthFacts
 
 _SECONDS = 0.05  # a look
@@ -107,17 +107,19 @@ class _Look:
     def __init__(self, torch: Any, step: int, before: dict[Holder, _Track]) -> None:
         self._torch, self._step = torch, step
         self._before, self.tracks = before, dict[Holder, _Track]()
-        self._reach = Reach(torch)
+        self._values = NamedValues(torch)
         self._until = time.perf_counter() + _SECONDS
         self._boxes: dict[int, _Track] = {}
         self._sums: list[tuple[_Track, _Track, Any]] = []  # now, before, and the tensor
         self._grown: list[tuple[_Track, list[Any], int]] = []  # with new tensors and the oldest node that counts
 
     def go(self, roots: list[Any], frame: Any) -> None:
-        self._reach.frames(frame)
+        self._values.frames(frame)
         for root in roots:
-            self._reach.ask(root, Holder("", 0, (("name", type(root).__name__),)))
-        for value, holder, entries, is_known in self._reach.found(self._until - _SECONDS / 3):  # the rest is for graphs
+            self._values.ask(root, Holder("", 0, (("name", type(root).__name__),)))
+        for value, holder, entries, is_known in self._values.found(
+            self._until - _SECONDS / 3
+        ):  # the rest is for graphs
             if issubclass(type(value), self._torch.Tensor):
                 self._tensor(value, holder)
             elif not is_known:
@@ -157,7 +159,7 @@ class _Look:
             parts = list(dict.values(entry))
         elif issubclass(kind, tuple) or (issubclass(kind, list) and not in_dict):
             parts = list((tuple if issubclass(kind, tuple) else list).__iter__(entry))
-        elif not issubclass(kind, (*BOXES, *PLAIN, self._torch.nn.Module)) and self._reach.home(kind):
+        elif not issubclass(kind, (*BOXES, *PLAIN, self._torch.nn.Module)) and self._values.home(kind):
             parts = attributes(entry).values()
         return [part for part in parts if issubclass(type(part), tensor)]
 

@@ -19,6 +19,7 @@ class Patch:
 
     def __init__(self, joints: Joints, about: str = "") -> None:
         self.joints, self._about = joints, about
+        self.is_withdrawn = False
         self._undo: list[Callable[[], object]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
@@ -53,7 +54,12 @@ class Patch:
     def withdraw(self, reason: str) -> None:
         """What this patch was made for does not work here: it is undone, the run goes on, and the reason is told."""
         self.joints.withdrawn.append(f"{self._about}: {reason}")
+        self.is_withdrawn = True
         self.undo()
+
+    def tell(self, words: Callable[[], str]) -> None:
+        """What a run is to say at its end, where there is something to say by then."""
+        self.joints.told.append((self._about, words))
 
     def compare(self, what: str, limit: float, first: int = 16) -> Comparison:
         """Hold the first things a swap makes against the script's own; the figure stands in every report of the plan,

@@ -1,7 +1,6 @@
 """Watching: subscribes to the joints, counts steps as they happen, and makes the record at the end.
 
-The steady state costs a few clock readings a step. Nothing of the script's is kept alive: what its loaders, optimizers
-and models are is written down now and then, and the latest word counts once they are gone."""
+The steady state costs a few clock readings a step."""
 
 from __future__ import annotations
 
@@ -17,10 +16,9 @@ from typing import Any
 from hotlap.observe import events as at
 from hotlap.observe.compiling import compiled_facts
 from hotlap.observe.device_clock import DeviceClock, Mark
-from hotlap.observe.facts import elements, optimizer_facts, root_facts
+from hotlap.observe.inventory import Inventory
 from hotlap.observe.ledger import Ledger, in_forked_child
-from hotlap.observe.loaders import DRAWS_LOOKED_AT, Loaders
-from hotlap.observe.met import Met
+from hotlap.observe.loaders import DRAWS_LOOKED_AT
 from hotlap.observe.opened_images import OpenedImages
 from hotlap.observe.patch import Patch
 from hotlap.observe.process import Process
@@ -56,14 +54,12 @@ class Watch:
         self._device = DeviceClock(self.ledger)
         self._closely, self._marks = closely, closely  # whether this step is marked at every joint
         self._losses: deque[Any] = deque(maxlen=_LOSSES_KEPT)
-        self._loaders, self._optimizers, self._roots = Loaders(), Met(), Met()
-        self._counts: dict[int, int] = {}
-        self._closures: set[int] = set()
+        self._inventory = Inventory(patch.joints.roots)
+        self._loaders = self._inventory.loaders
         self._trips = Trips()
         self._updating: dict[int, tuple[float, Any]] = {}  # the optimizers at work, since when
         self._updates = 0
         self._refresh_at = 8
-        self._weights: tuple[str, int] = ("cpu", 0)  # where they live, and their bytes
         self._images = OpenedImages()
         self._compiles = self._anomaly_mode = False
         self._joints = joints = patch.joints
@@ -73,7 +69,7 @@ class Watch:
         patch.at(joints.image_opened, self._images.opened)
         patch.at(joints.image_read, self._images.opened)
         patch.at(joints.optimizer_built, self._optimizer_built)
-        patch.at(joints.root_found, self._root_found)
+        patch.at(joints.root_found, self._inventory.add_root)
         patch.at(joints.root_called, self._root_called, depth=-1)
         patch.at(joints.loss_known, self._loss_known, depth=-1)
         patch.at(joints.weights_updating, self._weights_updating)
@@ -127,7 +123,7 @@ class Watch:
             raise
         end = clock()
         self._trips.drew(key)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._inventory.uses[key] += 1
         self._device.put(self.ledger.note(at.DRAW, key, start, end), mark, self._mark())
         if sys.modules["torch"].is_grad_enabled():
             self._draws_with_gradients = True
@@ -142,13 +138,10 @@ class Watch:
             self._own(self._loaders.compare_generators, key, before)
         return batch
 
-    def _root_found(self, root: Any) -> None:
-        self._roots.add(id(root), root)
-
     def _root_called(self, proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
         if get_ident() != self._thread and self._has_trained:
             return proceed(root, args, kwargs)
-        self._counts[id(root)] = self._counts.get(id(root), 0) + 1
+        self._inventory.uses[id(root)] += 1
         trains = root.training and sys.modules["torch"].is_grad_enabled()
         if not trains:
             self._trips.judged()
@@ -171,7 +164,7 @@ class Watch:
             return proceed(tensors, *args, **kwargs)
         if not self._closely and getattr(tensors, "numel", lambda: 0)() == 1:
             self._losses.append(tensors.detach())
-        self._closures.update(self._updating)
+        self._inventory.closures.update(self._updating)
         self._anomaly_mode |= sys.modules["torch"].is_anomaly_enabled()
         mark = self._mark()
         start = clock()
@@ -188,12 +181,12 @@ class Watch:
 
     def _optimizer_built(self, proceed: Any, optimizer: Any, bound: Any) -> None:
         proceed(optimizer, bound)
-        self._optimizers.add(id(optimizer), optimizer)
+        self._inventory.add_optimizer(optimizer)
 
     def _weights_updating(self, optimizer: Any) -> None:
         if not self._trains_here():
             return
-        self._optimizers.add(id(optimizer), optimizer)
+        self._inventory.add_optimizer(optimizer)
         self._updates += 1
         if self._updates <= _UPDATES_LOOKED_AT:
             self._own(self._joints.roots.note_gradients)
@@ -208,7 +201,7 @@ class Watch:
         start, mark = self._updating.pop(key, (now, None))
         number = self.ledger.note(at.UPDATE, key, start, now)
         self._device.put(number, mark, self._mark() if self._trips.trainers else self._device.mark())
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._inventory.uses[key] += 1
         if self._first_draw is None:
             self._first_draw = now
         if self._trips.updated(key):
@@ -246,11 +239,11 @@ class Watch:
 
     @property
     def roots(self) -> list[Any]:
-        return [root for _, root in self._roots.alive()]
+        return self._inventory.roots
 
     @property
     def optimizers(self) -> list[Any]:
-        return [optimizer for _, optimizer in self._optimizers.alive()]
+        return self._inventory.optimizers
 
     @property
     def trains_in_main_thread(self) -> bool:
@@ -258,7 +251,7 @@ class Watch:
 
     @property
     def device(self) -> str:
-        return self._weights[0]
+        return self._inventory.device
 
     @property
     def compiles(self) -> bool:
@@ -266,35 +259,20 @@ class Watch:
 
     def refresh(self) -> None:
         """Write down what the script's objects are, while they live."""
-        self._loaders.refresh()
-        self._optimizers.refresh(optimizer_facts)
-        self._roots.refresh(lambda root: root_facts(root, self._joints.roots))
-        owned = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
-        parameters = {id(p): p for p in owned or [p for root in self.roots for p in root.parameters()]}
-        if parameters:
-            size = sum(elements(p) * p.element_size() for p in parameters.values())
-            self._weights = next(p.device.type for p in parameters.values()), size
+        self._inventory.refresh()
         if self._waits is not None and self.device != "cpu" and not self._compiles:
             self._waits.device_is_used(self.steps)
 
     def snapshot(self, withdrawn: list[str] | None = None) -> Snapshot:
         """All but the steps, and without a wait for the device."""
         cache = sys.modules.get("hotlap.parts.file_pool")
-        device, parameter_bytes = self._weights
-        loaders = self._loaders.facts(self._counts)
+        loaders = self._inventory.loader_facts()
         run = Run(
-            device=device,
             loaders=list(loaders.values()),
-            optimizers=[
-                dataclasses.replace(one, updates=self._counts.get(key, 0), closure=key in self._closures)
-                for key, one in self._optimizers.facts.items()
-            ],
-            roots=[dataclasses.replace(one, calls=self._counts.get(key, 0)) for key, one in self._roots.facts.items()],
             steps=self.steps,
             images_opened=self._images.count,
             data_folder=self._images.folder.path,
             image_cache_hits=cache.hits() if cache is not None else 0,
-            parameter_bytes=parameter_bytes,
             startup_seconds=(self._first_draw or clock()) - self._process.since,
             withdrawn=withdrawn or [],
             compared=[one.facts for one in self._joints.comparisons if one.facts.count],
@@ -302,7 +280,8 @@ class Watch:
             compiled=compiled_facts(),
             anomaly_mode=self._anomaly_mode,
             trouble=self.trouble,
-            **self._process.facts(device),
+            **self._inventory.facts(),
+            **self._process.facts(self.device),
         )
         return Snapshot(run, list(loaders), list(self._waits.sites) if self._waits is not None else [])
 

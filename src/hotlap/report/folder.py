@@ -9,6 +9,7 @@ import os
 import tempfile
 import types
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hotlap.report.profile_findings import ProfileReport
 
 VERSIONS = {"tune": 1, "profile": 2}
 FORMATS = ("html", "md", "tex", "json", "text")
+_ENDS = {"text": ".txt"}  # where a file's name ends otherwise than the format is called
 FILE = "report.json"
 KINDS: dict[str, type[TuneReport] | type[ProfileReport]] = {"tune": TuneReport, "profile": ProfileReport}
 
@@ -53,7 +55,7 @@ def write(report: AnyReport, folder: str | Path) -> Path:
 
 def read(folder: str | Path, again: str = AGAIN["tune"]) -> AnyReport:
     """The report saved in a folder; the path of its report.json will do too."""
-    path = Path(folder) if Path(folder).is_file() or Path(folder).suffix == ".json" else Path(folder) / FILE
+    path = _data_of(folder)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -83,10 +85,23 @@ def read_profile(path: str | Path) -> ProfileReport:
     raise HotlapError(f"{path} is the report of a tuning, not of a profile: {AGAIN['profile']}")
 
 
+def write_again(folder: str | Path, formats: Sequence[str]) -> list[Path]:
+    """A saved report in several formats, as files beside its data, which is left as it is."""
+    path, report = _data_of(folder), read(folder)
+    texts = {path.with_suffix(_ENDS.get(format, f".{format}")): render(report, format) for format in formats}
+    try:
+        for place, text in texts.items():
+            if place != path:
+                _replace(place, text.encode())
+    except OSError as error:
+        raise HotlapError(f"cannot write beside {path}: {_cause(error)}; render one format at a time") from error
+    return list(texts)
+
+
 def render(report: AnyReport, format: str) -> str:
     """A report in one of `FORMATS`."""
     if format not in FORMATS:
-        raise HotlapError(f"there is no format {format!r}: choose one of {', '.join(FORMATS)}")
+        raise HotlapError(f"there is no format {format!r}: choose among {', '.join(FORMATS)}")
     if format == "json":
         return _json(report)
     if format == "text":
@@ -125,6 +140,11 @@ def check_writable(folder: str, advice: str) -> None:
             pass
     except OSError as error:
         raise HotlapError(f"{folder} cannot be written ({error.strerror}): {advice}") from None
+
+
+def _data_of(folder: str | Path) -> Path:
+    path = Path(folder)
+    return path if path.is_file() or path.suffix == ".json" else path / FILE
 
 
 def _json(report: AnyReport) -> str:

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from hotlap.errors import HotlapError
 from hotlap.source.files import PYTHON, File, files_below, plain_name, read_if_it_trains
-from hotlap.source.module import Fix, Severity, Site, Source, decoded
+from hotlap.source.module import Fix, Severity, Site, Source
 from hotlap.source.notebooks import SUFFIX, Notebook, read_notebook
+from hotlap.source.parsing import decoded
 from hotlap.source.project import Project
 from hotlap.source.store import Store, digest, version_of
 

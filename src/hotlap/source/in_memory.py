@@ -18,7 +18,8 @@ from typing import Any
 
 from hotlap.source.files import trains
 from hotlap.source.fix import Rewritten, rewritten
-from hotlap.source.module import Source, decoded
+from hotlap.source.module import Source
+from hotlap.source.parsing import decoded
 from hotlap.source.positions import Lines
 from hotlap.source.project import Project, top_of
 from hotlap.source.store import Store, digest, version_of

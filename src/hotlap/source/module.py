@@ -7,7 +7,6 @@ import io
 import os
 import re
 import tokenize
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from hotlap.errors import HotlapError
 from hotlap.source import callers, gates, loops, values
 from hotlap.source.calls import Call
 from hotlap.source.names import Binding, Definition, Names
+from hotlap.source.parsing import decoded, parsed
 from hotlap.source.positions import Lines
 from hotlap.source.project import Defined, Project
 
@@ -40,7 +40,6 @@ _IDENTIFYING: dict[type[ast.AST], tuple[str, ...]] = {
     ast.AsyncFunctionDef: ("name",),
     ast.ClassDef: ("name",),
 }
-_PYTHON_2 = ("Missing parentheses in call to", "multiple exception types must be", "leading zeros in decimal")
 _IGNORE = re.compile(r"#\s*hotlap:\s*ignore\b(?:\s*\[([^\]]*)\])?")
 
 
@@ -66,7 +65,7 @@ class Source:
         self.text = text.removeprefix("\ufeff")
         self.path = os.fspath(path)
         self._project = project
-        self.tree = _parse(self.text, self.path)
+        self.tree = parsed(self.text, self.path)
         self.lines = Lines(self.text)
 
     @classmethod
@@ -281,30 +280,3 @@ class Source:
                 names = {name.strip().lower().replace("_", "-") for name in (listed or "").split(",")}
                 found[self.lines.line_at(start)] = None if listed is None else names
         return found
-
-
-def decoded(data: bytes, path: str) -> str:
-    """The text of a Python file, by its BOM or encoding cookie, without the BOM."""
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return data.decode(encoding)
-    except SyntaxError as error:
-        raise HotlapError(f"{path}:1: {error.msg or 'unknown encoding'}; save the file as UTF-8.") from error
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise HotlapError(f"{path}:{line}: not valid {error.encoding}; save the file as UTF-8.") from error
-
-
-def _parse(text: str, path: str) -> ast.Module:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an old escape in a string of the user's is no news here
-            return ast.parse(text, path)
-    except SyntaxError as error:
-        if any(sign in (error.msg or "") for sign in _PYTHON_2):
-            raise HotlapError(f"{path}:{error.lineno or 1}: Python 2, which is not read here; exclude it.") from error
-        raise HotlapError(f"{path}:{error.lineno or 1}: not valid Python ({error.msg}).") from error
-    except ValueError as error:  # null bytes
-        raise HotlapError(f"{path}:1: not valid Python ({error}).") from error
-    except (RecursionError, MemoryError) as error:
-        raise HotlapError(f"{path}:1: nested too deeply to be parsed.") from error

@@ -6,11 +6,12 @@ nobody but its own function sees it, it is only ever set to a number or added to
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hotlap.source.assignments import pairs, target_of
 from hotlap.source.bodies import method
 from hotlap.source.callers import last_name, parameters
 from hotlap.source.gates import ALWAYS, SOMETIMES
@@ -55,7 +56,7 @@ def _added_to(source: Source, read: ast.AST) -> ast.Name:
     value = read
     while isinstance(above := source.parent(value), ast.BinOp | ast.UnaryOp):
         value = above
-    target = _target_of(source, value)
+    target = target_of(source, value)
     if isinstance(target, ast.Attribute | ast.Subscript):
         raise Refused("kept in an object, which other code may read")
     if isinstance(target, ast.Name):
@@ -69,28 +70,6 @@ def _added_to(source: Source, read: ast.AST) -> ast.Name:
         raise Refused("returned to the caller")
     is_shown = isinstance(call, ast.Call) and (last_name(call.func) or "").startswith(_SHOWING)
     raise Refused("shown in every step" if is_shown else "handed on in every step")
-
-
-def _target_of(source: Source, value: ast.AST) -> ast.expr | None:
-    """What an expression is assigned to, or added to."""
-    holder = source.parent(value)
-    if isinstance(holder, ast.AugAssign) and holder.value is value:
-        return holder.target
-    if isinstance(holder, ast.Assign) and len(holder.targets) == 1:
-        return holder.targets[0]
-    if isinstance(holder, ast.Tuple) and isinstance(assign := source.parent(holder), ast.Assign):
-        pairs = [pair for target in assign.targets[:1] for pair in _pairs(target, assign.value)]
-        return next((target for target, given in pairs if given is value and len(assign.targets) == 1), None)
-    return None
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """`a, b = 0, 1` is two assignments."""
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        if not any(isinstance(one, ast.Starred) for one in (*target.elts, *value.elts)):
-            yield from zip(target.elts, value.elts, strict=True)
-    else:
-        yield target, value
 
 
 @dataclass
@@ -160,8 +139,8 @@ class _Proof:
         elif isinstance(statement, ast.AnnAssign) and statement.target is store:
             value = statement.value
         elif isinstance(statement, ast.Assign):
-            pairs = [pair for target in statement.targets for pair in _pairs(target, statement.value)]
-            value = next((given for target, given in pairs if target is store), None)
+            assigned = [pair for target in statement.targets for pair in pairs(target, statement.value)]
+            value = next((given for target, given in assigned if target is store), None)
         else:
             value = None
         if value is None or statement in self.added or statement in self.starts:

@@ -21,7 +21,7 @@ _DEPTH, _VALUES, _NAMED = 6, 20_000, 64
 _LARGE = 1000  # entries; looked into last
 
 
-class Reached(NamedTuple):
+class NamedValue(NamedTuple):
     """A tensor or a container by one of its names."""
 
     value: Any
@@ -30,7 +30,7 @@ class Reached(NamedTuple):
     is_known: bool = False  # a container that was met by another name
 
 
-class Reach:
+class NamedValues:
     """A queue of named values, the shallow ones first, since time may run out."""
 
     def __init__(self, torch: Any) -> None:
@@ -72,23 +72,23 @@ class Reach:
         if value is not None and size and kind not in PLAIN and len(self._seen) < _VALUES:
             (self._late if size > _LARGE else self._queue).append((value, holder, depth))
 
-    def found(self, until: float) -> Iterator[Reached]:
+    def found(self, until: float) -> Iterator[NamedValue]:
         while (self._queue or self._late) and time.perf_counter() < until:
             value, holder, depth = (self._queue or self._late).popleft()
             kind = type(value)
             if issubclass(kind, self._torch.Tensor):
-                yield Reached(value, holder)
+                yield NamedValue(value, holder)
                 continue
             if id(value) in self._seen:
                 if self._seen[id(value)]:
-                    yield Reached(value, holder, is_known=True)
+                    yield NamedValue(value, holder, is_known=True)
                 continue
             self._seen[id(value)] = False
             if depth > _DEPTH or issubclass(kind, self._aside):
                 continue
             if issubclass(kind, BOXES):
                 self._seen[id(value)] = True
-                yield Reached(value, holder, self._entries(value, holder, depth))
+                yield NamedValue(value, holder, self._entries(value, holder, depth))
             elif issubclass(kind, tuple):
                 for number, part in itertools.islice(enumerate(tuple.__iter__(value)), _NAMED):
                     self.ask(part, holder.inner("key", number), depth + 1)
