@@ -73,7 +73,7 @@ class DeviceTransforms(Technique):
         reasons = [_why_not(loader) for loader in training]
         if not training or all(reasons):
             return CannotHelp(next(iter(reasons), "no training loader was seen"))
-        on_host = run.share("wait", "copy", "other")  # its batches are there before they are asked for: see device-prefetch
+        on_host = run.share("wait", "copy", "other")  # as device-prefetch: batches are there before they are moved
         return [Try(self.default, max(on_host, run.share("wait") + shares(run.device_parts)["copy"]))]
 
     def apply(self, patch: Patch, setting: Setting) -> None:

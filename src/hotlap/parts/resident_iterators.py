@@ -50,7 +50,8 @@ class Serving(_BaseDataLoaderIter):
         self._given_workers = loader.num_workers
         self._ahead = loader.num_workers * (loader.prefetch_factor or 0)
         self._noted = deque()
-        self._is_locking = loader.pin_memory or (torch.cuda.is_available() and torch.cuda.is_initialized())
+        wants_it = loader.pin_memory or torch.cuda.is_initialized()
+        self._is_locking = wants_it and torch.cuda.is_available()  # asked here, since it takes as long as a batch does
 
     def _next_index(self) -> Any:
         index = super()._next_index()
@@ -69,8 +70,7 @@ class Serving(_BaseDataLoaderIter):
             raise StopIteration
         index = self._noted.popleft()
         self._draw_ahead(1 if self._ahead else 0)
-        is_pinned = self._is_locking and torch.cuda.is_available()
-        return self._samples.batch(index, is_pinned, self._made, self._given_workers)
+        return self._samples.batch(index, self._is_locking, self._made, self._given_workers)
 
     def _made(self, index: Any) -> Any:
         """As a loader without workers would."""
