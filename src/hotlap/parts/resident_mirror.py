@@ -1,0 +1,70 @@
+"""The rows of a store that is full, once more on a device. Batches are gathered there by index; for all the script can
+tell they lie in main memory, and moving one to the device costs nothing.
+
+    mirror = Mirror(rows, torch.device("cuda"))
+    images, labels = mirror.batch(numpy.array([3, 1, 4]))
+    images.to("cuda")  # is there already
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hotlap.parts.waiting_tensor import Waiting
+
+_UNMOVED = 16  # batches in a row that the script did not move to the device
+_SHARE = 0.25  # of the memory that is free there
+
+
+def has_room(wanted_bytes: int, device: torch.device) -> bool:
+    return device.type != "cuda" or wanted_bytes <= _SHARE * torch.cuda.mem_get_info(device)[0]
+
+
+class Mirror:
+    """`rows`: tensors in main memory, a row for each sample."""
+
+    def __init__(self, rows: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._device, self._unmoved = device, 0
+        self._rows = [one.to(device) for one in rows]
+
+    @property
+    def is_of_use(self) -> bool:
+        """Not where the script goes on in main memory: every batch would be brought back."""
+        return self._unmoved <= _UNMOVED
+
+    def batch(self, places: Any) -> list[torch.Tensor]:
+        self._unmoved += 1
+        index = torch.from_numpy(places).to(self._device, torch.int64, non_blocking=True)
+        return [self._waiting(_Gathered(rows, index)) for rows in self._rows]
+
+    def _waiting(self, gathered: _Gathered) -> torch.Tensor:
+        return Waiting(gathered.made, gathered, self._moved)
+
+    def _moved(self, device: torch.device) -> None:
+        self._unmoved = 0
+
+
+class _Gathered:
+    """Gives what was gathered; later ones are gathered anew, since the script may have written into that."""
+
+    def __init__(self, rows: torch.Tensor, index: torch.Tensor) -> None:
+        self._rows, self._index, self._stream = rows, index, _current_stream(rows.device)
+        self.made: Any = rows.index_select(0, index)
+
+    def __call__(self) -> torch.Tensor:
+        made, self.made = self.made, None
+        now = _current_stream(self._rows.device)
+        if now is not None and now != self._stream:
+            now.wait_stream(self._stream)
+            for one in (self._index, made):
+                if one is not None:
+                    one.record_stream(now)
+        found: torch.Tensor = self._rows.index_select(0, self._index) if made is None else made
+        return found
+
+
+def _current_stream(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
