@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from hotlap.parts.captured_calls import CapturedCalls
 from hotlap.parts.compiled_call import CompiledCall
+from hotlap.parts.early_copies import CudaCopier, copy_early
 from hotlap.parts.graph_recorder import GraphRecorder
 from hotlap.parts.recorded_pass import RecordedPass
 
@@ -219,3 +220,59 @@ def test_an_interrupt_in_a_recording_leaves_torch_usable() -> None:
     replay = recorder.record(lambda: x.mul_(2), x.device)
     replay()
     assert x.tolist() == [2.0] * 8
+
+
+def test_a_replay_takes_the_copy_that_was_made_early() -> None:
+    """The batch in main memory is spoilt once its copy is over: nobody reads it again."""
+    copier, made = CudaCopier(torch.device("cuda", 0)), []
+
+    def trained(own: RecordedPass | None) -> nn.Module:
+        model = network()
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(STEPS):
+            x, y = (one.cpu() for one in batch(number))
+            if own is not None and number >= STEPS // 2:
+                copy_early([x, y], copier, lambda: made.append(1))
+                torch.cuda.synchronize()
+                x.numpy()[:] = float("nan")
+
+            def one_pass(x, y):
+                optimizer.zero_grad()
+                x, y = x.cuda(), y.cuda()
+                F.cross_entropy(model(x), y).backward()
+
+            own.run(one_pass, (x, y)) if own is not None else one_pass(x, y)
+            optimizer.step()
+        return model
+
+    own = RecordedPass()
+    ones, others = trained(None).state_dict(), trained(own).state_dict()
+    assert own.refused == "" and len(made) == STEPS
+    assert all(torch.allclose(ones[name], others[name]) for name in ones)
+
+
+def test_a_scale_that_overflows_at_first() -> None:
+    model, own = network(), RecordedPass()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cuda", init_scale=2.0**31)
+    for number in range(3 * STEPS):
+
+        def one_pass(x, y):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.float16):
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            return loss
+
+        own.run(one_pass, batch(number))
+        scaler.step(optimizer)
+        scaler.update()
+    assert own.refused == "" and own.replays > STEPS
+
+
+def test_a_model_that_is_dropped_gives_its_memory_back() -> None:
+    own = RecordedPass()
+    by_passes(network(), own)
+    assert own.replays > 0
+    gc.collect()
+    assert not own._graphs

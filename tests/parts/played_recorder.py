@@ -64,9 +64,15 @@ class PlayedPasses(PlayedRecorder):
     """Plays passes of a model: results, loss and gradients come to lie where they lay when it was recorded, and what
     was recorded was not done. `spoil` is called after each play, to plant a fault."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module | None) -> None:
         super().__init__()
         self.model, self.played, self.spoil = model, 0, lambda: None
+        self._plays: list[Callable[[], None]] = []
+
+    def let_go(self) -> None:
+        """A graph holds nothing of Python's; what plays here does, and cannot be played after this."""
+        self.model = None
+        self._plays.clear()
 
     def record(self, update: Callable[[], object], device: torch.device) -> Callable[[], object]:
         buffers, random = [b.clone() for b in self.model.buffers()], torch.get_rng_state()
@@ -93,7 +99,9 @@ class PlayedPasses(PlayedRecorder):
             self.played += 1
             self.spoil()
 
-        return play
+        number, plays = len(self._plays), self._plays
+        plays.append(play)
+        return lambda: plays[number]()
 
     def _done(self, update: Callable[[], object]) -> list[object]:
         losses: list[object] = []

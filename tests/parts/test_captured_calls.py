@@ -753,6 +753,32 @@ def test_a_replay_that_differs_ends_it_and_harms_no_step(monkeypatch, which) -> 
     assert captured._proof.failed and captured.replays <= 1
 
 
+@pytest.mark.parametrize("overflows", [0, 6, 64])
+def test_gradients_that_overflow_prove_nothing(monkeypatch, overflows: int) -> None:
+    """A fault in backward, behind steps that a GradScaler would leave out."""
+    plain, model, captured, _ = twins(lambda: nn.Linear(4, 2))
+    own = RecordedCall.backward
+
+    def wrong(call, given):
+        found = own(call, given)
+        return [*found[:-1], found[-1] * 1.2]
+
+    def trained(model, call) -> None:
+        torch.manual_seed(1)
+        for number in range(48):
+            loss = call(torch.randn(6, 4)).square().mean()
+            (loss * (float("inf") if number < overflows else 1.0)).backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.sub_(p.grad.nan_to_num(0.0, 0.0, 0.0), alpha=0.1)
+            model.zero_grad()
+
+    monkeypatch.setattr(RecordedCall, "backward", wrong)
+    trained(plain, plain), trained(model, through(captured, model))
+    assert same(plain, model)
+    assert captured._proof.failed if overflows < 64 else "not finite" in captured.refused
+
+
 def test_the_difference_is_taken_down_and_what_is_not_finite_is_no_difference() -> None:
     from hotlap.parts.replay_proof import distance
 

@@ -472,3 +472,22 @@ def test_undo_puts_back_the_step_of_each_class(patch) -> None:
     assert [vars(kind).get("step") for kind in kinds] != before
     patch.undo()
     assert [vars(kind).get("step") for kind in kinds] == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name"),
+    [
+        (torch.optim.AdamW, {}, "betas"),
+        (torch.optim.SGD, {"momentum": 0.9, "fused": True}, "momentum"),
+        (torch.optim.SGD, {}, "lr"),
+    ],
+)
+def test_a_setting_that_a_schedule_changes_is_named(kind, options: dict, name: str) -> None:
+    """One cycle moves the momentum as well; and plain SGD does not read its rate from the device."""
+    (plain, theirs), (model, ours, captured, recorder) = pair(kind, **options)
+    cycles = "momentum" in options or kind is torch.optim.AdamW
+    for one, other, own in ((plain, theirs, None), (model, ours, captured)):
+        schedule = torch.optim.lr_scheduler.OneCycleLR(other, 0.1, total_steps=60, cycle_momentum=cycles)
+        train(one, other, 40, captured=own, scheduler=schedule)
+    assert same(plain, model) and recorder.recorded == 0
+    assert captured.refused == f"{name} changes with each update, which a recording cannot follow"

@@ -3,6 +3,7 @@ that plays by doing again stands for the device, so a fault shows in what is rec
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,8 +12,11 @@ import numpy
 import pytest
 import torch
 from played_recorder import PlayedPasses
+from taped_recorder import TapedRecorder
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import Look
@@ -37,9 +41,9 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(6, 4, generator=generator), torch.randint(0, 2, (6,), generator=generator)
 
 
-def passes(model: nn.Module, change: Callable = lambda: None, forward: Callable | None = None) -> tuple:
+def passes(model: nn.Module, change: Callable = lambda: None, forward: Callable | None = None, recorder=None) -> tuple:
     """A training in whose middle something changes."""
-    recorder = PlayedPasses(model)
+    recorder = recorder or PlayedPasses(model)
     own, forward = RecordedPass(recorder), forward or model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number in range(STEPS):
@@ -117,6 +121,44 @@ def test_an_object_that_is_a_default() -> None:
     assert recorder.recorded == 2 and own.refused == ""
 
 
+class Weighing:
+    def __init__(self) -> None:
+        self.share = 1.0
+
+    def __call__(self, model: Network, x: torch.Tensor) -> torch.Tensor:
+        return model(x) * self.share
+
+    def weighed(self, x: torch.Tensor) -> torch.Tensor:
+        return self(self.model, x)
+
+
+@pytest.mark.parametrize("way", ["method", "partial", "partial of a method", "another method"])
+def test_an_object_behind_a_method_or_a_partial(way: str) -> None:
+    model, held = network(), Weighing()
+    held.model = model
+    ways = {
+        "method": held.weighed,
+        "partial": functools.partial(weighed_by, weighing=held, model=model),
+        "partial of a method": functools.partial(held.weighed),
+        "another method": held.weighed,
+    }
+    box = SimpleNamespace(forward=ways[way])
+
+    def change() -> None:
+        if way != "another method":
+            held.share = 2.0
+        else:
+            other = Weighing()
+            other.model, other.share, box.forward = model, 2.0, other.weighed
+
+    own, recorder = passes(model, change, lambda x: box.forward(x))
+    assert recorder.recorded == 2 and own.refused == ""
+
+
+def weighed_by(x: torch.Tensor, weighing: Weighing, model: Network) -> torch.Tensor:
+    return weighing(model, x)
+
+
 # what cannot be recorded ---------------------------------------------------------------------------------------------
 
 
@@ -125,6 +167,12 @@ def test_a_generator_of_the_scripts_own(generator) -> None:
     model = network()
     own, recorder = passes(model, forward=lambda x: model(x) * generator.random())
     assert recorder.recorded == 0 and "random numbers on the host" in own.refused
+
+
+def test_sparse_tensors_are_left_alone() -> None:
+    model, neighbours = network(), torch.eye(6).to_sparse()
+    own, recorder = passes(model, forward=lambda x: model(torch.sparse.mm(neighbours, x)))
+    assert recorder.recorded == 0 and "sparse" in own.refused
 
 
 def test_the_rate_as_a_part_of_the_loss() -> None:
@@ -282,3 +330,71 @@ def test_a_group_that_is_added_to_the_optimizer_ends_a_recording() -> None:
         assert (extra.grad is None) is (number >= MIDDLE), "cleared as soon as the optimizer has it"
         optimizer.step()
     assert own.replays > 5
+
+
+# who else is there ---------------------------------------------------------------------------------------------------
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.times += function is torch.ops.aten.addmm.default
+        return function(*args, **(kwargs or {}))
+
+
+class SilentTape(TapedRecorder):
+    """Nobody sees its operations, either."""
+
+    def record(self, update, device):
+        play = super().record(update, device)
+
+        def silently() -> None:
+            with _disable_current_modes():
+                play()
+
+        return silently
+
+
+def test_hooks_on_all_modules_see_every_call() -> None:
+    model, seen = network(), []
+    handles = []
+
+    def change() -> None:
+        handles.append(register_module_forward_hook(lambda module, *rest: seen.append(module)))
+
+    try:
+        passes(model, change, recorder=TapedRecorder())  # which calls no hooks, as a graph does not
+    finally:
+        handles[0].remove()
+    assert seen.count(model) == STEPS - MIDDLE
+
+
+def test_a_mode_that_counts_operations_counts_them_all() -> None:
+    model, mode = network(), Counted()
+    try:
+        passes(model, mode.__enter__, recorder=SilentTape())
+    finally:
+        mode.__exit__(None, None, None)
+    assert mode.times == 2 * (STEPS - MIDDLE)
+
+
+def test_anomalies_are_still_found() -> None:
+    model = network()
+    try:
+        own, _ = passes(model, lambda: torch.autograd.set_detect_anomaly(True))
+    finally:
+        torch.autograd.set_detect_anomaly(False)
+    assert own.replays == MIDDLE - 6
+
+
+@pytest.mark.parametrize("name", ["benchmark", "deterministic", "enabled"])
+def test_how_convolutions_choose_their_kernels_is_a_part_of_it(name: str) -> None:
+    model, was = network(), getattr(torch.backends.cudnn, name)
+    try:
+        _, recorder = passes(model, lambda: setattr(torch.backends.cudnn, name, not was))
+    finally:
+        setattr(torch.backends.cudnn, name, was)
+    assert recorder.recorded == 2

@@ -4,7 +4,10 @@ can tell. A recorder that plays by doing again stands for the device, so that ea
 from __future__ import annotations
 
 import copy
+import gc
+import logging
 import random
+import weakref
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ from hotlap.parts.recorded_pass import RecordedPass
 
 STEPS = 24
 FIRST = recorded_pass._UNRECORDED + 1  # the pass that is recorded
-counted = 0
+counted, told = 0, logging.getLogger("told")
 
 
 class Network(nn.Module):
@@ -292,6 +295,11 @@ def printing(model: Network, x: torch.Tensor) -> torch.Tensor:
     return model(x)
 
 
+def logging_it(model: Network, x: torch.Tensor) -> torch.Tensor:
+    told.warning("forward")
+    return model(x)
+
+
 def drawing(model: Network, x: torch.Tensor) -> torch.Tensor:
     return model(x) * random.uniform(0.5, 1.5)
 
@@ -317,6 +325,7 @@ def picking(model: Network, x: torch.Tensor) -> torch.Tensor:
     [
         (counting, "counted changes"),
         (printing, "prints"),
+        (logging_it, "prints"),
         (drawing, "random numbers on the host"),
         (reading, "waits for the device"),
         (noting, "grows"),
@@ -456,3 +465,39 @@ def test_inputs_in_lists_and_dicts() -> None:
         out = own.run(one_pass, ({"x": [x], "y": y},))
         losses.append((out["loss"].item(), F.cross_entropy(copy.deepcopy(model)(x), y).item(), out["size"]))
     assert own.replays > 10 and all(one == pytest.approx(other) and size == 2 for one, other, size in losses)
+
+
+def test_a_model_that_the_script_drops_is_let_go() -> None:
+    """A graph holds nothing of Python's, so neither may the player."""
+    own = RecordedPass(recorder := PlayedPasses(None))
+
+    def fold() -> weakref.ref:
+        model = recorder.model = network()
+
+        def total(output, y):
+            return F.cross_entropy(output, y) + 0.01 * model.last.weight.square().sum()
+
+        class Trainer:
+            def __init__(self) -> None:
+                self.model, self.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+        trainer = Trainer()
+        for number in range(STEPS):
+
+            def one_pass(x, y):
+                trainer.optimizer.zero_grad()
+                loss = total(trainer.model(x), y)
+                loss.backward()
+                return loss
+
+            own.run(one_pass, batch(number))
+            trainer.optimizer.step()
+        recorder.let_go()
+        return weakref.ref(model)
+
+    for _ in range(2):
+        before = own.replays
+        gone = fold()
+        gc.collect()
+        assert own.replays - before > 10 and own.refused == ""
+        assert gone() is None and not own._graphs

@@ -115,6 +115,51 @@ def test_what_leaves_traces_elsewhere_is_not_recorded(kind, words: str) -> None:
     assert kind is Drawing or list(range(12)) == SEEN
 
 
+class Tabled(nn.Module):
+    """A table that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(4, 2), torch.ones(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.table
+
+
+def test_a_tensor_in_an_attribute_that_gets_other_memory() -> None:
+    model = Tabled()
+    captured = CapturedCalls(PlayedGraphs(model))
+    for number in range(12):
+        if number == 6:
+            assert captured.replays == 3
+            model.table.data = torch.full((2,), 3.0)
+        captured.call(model, (torch.ones(3, 4),), {}).sum().backward()
+    assert captured.replays == 6, "it is watched and recorded anew"
+
+
+@pytest.mark.parametrize("is_buffer", [False, True])
+def test_a_sparse_tensor_is_no_error(is_buffer: bool) -> None:
+    """As graph networks keep their neighbours."""
+
+    class Neighbours(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+            if is_buffer:
+                self.register_buffer("near", torch.eye(3).to_sparse())
+            else:
+                self.near = torch.eye(3).to_sparse()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(self.near, self.layer(x))
+
+    model = Neighbours()
+    captured = CapturedCalls(PlayedGraphs(model))
+    for _ in range(6):
+        captured.call(model, (torch.ones(3, 4),), {}).sum().backward()
+    assert captured.replays == 0 and "sparse" in captured.refused
+
+
 def test_code_that_could_print_and_does_not_is_recorded() -> None:
     class Talks(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings
+from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
 from hotlap.parts.packed import Packed
 from hotlap.parts.reach import Unfit
 from hotlap.parts.recorded_call import CannotRecord, PlainCall, Proceed, RecordedCall, Ticket
@@ -30,6 +30,7 @@ from hotlap.parts.watched_call import Sighting, watched
 
 _STEADY = 3  # calls of a kind that went through forward and backward alike, before one is recorded
 _PROVEN = 2  # replays of each recording that are held against the plain call
+_UNPROVEN = 32  # replays, with a plain call beside each, that showed nothing
 _UNANSWERED = 16  # calls of a kind, most of them without a backward
 _PENDING = 4  # forwards of a kind before a backward, each of which is recorded
 _RECORDINGS = 8  # of one module: each has memory of its own
@@ -119,10 +120,7 @@ class CapturedCalls:
             and threading.get_ident() == self._thread
             and torch._C._current_graph_task_id() == -1  # a checkpoint recomputes inside backward
             and not torch_module._has_any_global_hook()
-            and torch._C._len_torch_dispatch_stack() == 0
-            and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-            and torch._C._functorch.maybe_current_level() is None
-            and not torch.is_anomaly_enabled()
+            and not watched_by()
             and not self._recorder.is_busy
         )
 
@@ -189,8 +187,12 @@ class CapturedCalls:
 
     def _replay(self, call: RecordedCall, tensors: Sequence[torch.Tensor]) -> Any:
         """None where the plain call is to be made instead."""
+        is_proven = call.proven >= _PROVEN
+        if not is_proven and call.replays >= _UNPROVEN:
+            self._give_up("its gradients are not finite, or never come, so that no replay can be held against them")
+            return None
         try:
-            outs = proven(call, tensors, self._proof) if call.replays < _PROVEN else call(tensors, Ticket())
+            outs = call(tensors, Ticket()) if is_proven else proven(call, tensors, self._proof)
         except torch.OutOfMemoryError:
             self._give_up("the device has no memory left to make its calls both ways")
             return None

@@ -55,6 +55,7 @@ class CapturedUpdate:
         self._sightings: Counter[Any] = Counter()
         self._moved: set[str] = set()  # names of what the script's state has in main memory
         self._names: Any = None
+        self._chosen: list[Any] = []  # settings of the update before
         self._is_recordable = self._has_rehearsed = False
         self._misses = self._recordings = 0
         self._why = ""
@@ -137,14 +138,13 @@ class CapturedUpdate:
             self._why = "the script records its updates itself"
             return None
         found: list[Any] = [getattr(optimizer, name, None) is not None for name in _SCALING]
-        devices = set()
+        devices, chosen = set(), list[Any]()
         for group in optimizer.param_groups:
-            found += [value for name, value in group.items() if name not in ("params", "lr")]
             if isinstance(group["lr"], torch.Tensor):
                 self._why = "the script keeps its learning rate in a tensor"
                 return None
-            if not self._reads_lr(optimizer, group):
-                found.append(group["lr"])
+            told = ("params", "lr") if self._reads_lr(optimizer, group) else ("params",)
+            chosen += [(name, value) for name, value in group.items() if name not in told]
             for p in group["params"]:
                 grad = p.grad
                 if grad is None:
@@ -158,13 +158,16 @@ class CapturedUpdate:
         if len(devices) != 1 or next(iter(devices)).type != self._recorder.device:
             self._why = f"the parameters are not all on one {self._recorder.device} device"
             return None
-        places = tuple(found)
+        places = (*found, *chosen)
         try:
             hash(places)
         except TypeError:
             self._why = "a group of parameters has settings that cannot be told apart"
             return None
-        self._why = ""
+        pairs = zip(chosen, self._chosen, strict=False)
+        changed = [name for (name, value), (_, old) in pairs if hash(value) != hash(old)]  # no tensor is compared
+        self._chosen = chosen
+        self._why = f"{changed[0]} changes with each update, which a recording cannot follow" if changed else ""
         return places
 
     def _reads_lr(self, optimizer: Any, group: dict[str, Any]) -> bool:

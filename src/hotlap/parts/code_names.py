@@ -6,6 +6,7 @@ import contextlib
 import dis
 import functools
 import sysconfig
+import weakref
 from collections.abc import Mapping
 from types import CodeType
 from typing import Any
@@ -37,33 +38,32 @@ def _read(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
             names.add(one.argval)
         elif one.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR"):
             attributes.add(one.argval)
+    if names & {"getattr", "hasattr", "attrgetter"} or "attrgetter" in attributes:
+        attributes |= {one for one in code.co_consts if isinstance(one, str) and one.isidentifier()}
     for inner in (_read(one) for one in code.co_consts if isinstance(one, CodeType)):
         names, attributes = names | inner[0], attributes | inner[1]
     return frozenset(names), frozenset(attributes)
 
 
 class Closure:
-    """What a function's closure and its defaults hold, by name and at the time it is asked."""
+    """What a function's closure and its defaults hold, by name and when it is asked. The function is not kept."""
 
     def __init__(self, function: Any) -> None:
-        code, given = function.__code__, function.__defaults__ or ()
-        self._cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        by_position = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
-        self._defaults = dict(zip(by_position, given, strict=True)) | (function.__kwdefaults__ or {})
+        self._function = weakref.ref(function)
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._defaults:
-            return self._defaults[name]
-        try:
-            return self._cells[name].cell_contents
-        except ValueError as error:  # not set yet, or not any more
-            raise KeyError(name) from error
+        return self.now()[name]
 
     def now(self) -> dict[str, Any]:
-        found = dict(self._defaults)
-        for name in self._cells:
-            with contextlib.suppress(KeyError):
-                found[name] = self[name]
+        function: Any = self._function()
+        if function is None:
+            return {}
+        code, given = function.__code__, function.__defaults__ or ()
+        by_position = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
+        found = dict(zip(by_position, given, strict=True)) | (function.__kwdefaults__ or {})
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not set yet, or not any more
+                found[name] = cell.cell_contents
         return found
 
 

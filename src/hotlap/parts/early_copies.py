@@ -137,6 +137,12 @@ class Dress:
             vars(tensor).pop(name, None)
         return tensor
 
+    def taken(self, device: torch.device) -> torch.Tensor:
+        """For whoever copies the tensor to a place of its own there: the early copy, or else the tensor itself."""
+        tensor = self._off()
+        found = self._answer(tensor, Wish(device, True))
+        return tensor if found is None else found
+
     def _to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self._moved("to", args, kwargs)
 
@@ -155,6 +161,11 @@ class Dress:
 
     def _deepcopy(self, memo: Any) -> Any:
         return copy.deepcopy(self._off(), memo)
+
+
+def dress_of(tensor: torch.Tensor) -> Dress | None:
+    own = getattr(vars(tensor).get("to"), "__self__", None)
+    return own if isinstance(own, Dress) else None
 
 
 def wish_of(tensor: torch.Tensor, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Wish | None:

@@ -7,20 +7,56 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
+from torch.nn.modules import module as torch_module
+
+_HOOKS = [
+    getattr(torch_module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")
+]
+_CHOICES = [  # asked in every step, and by their public names each would take a microsecond
+    torch._C._get_cudnn_enabled,
+    torch._C._get_cudnn_benchmark,
+    torch._C._get_cudnn_deterministic,
+    torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+    torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+]
 
 
 def settings() -> tuple[Any, ...]:
     """Of the process, as far as they choose what is recorded."""
-    convolutions: Any = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.backends.cuda.matmul.fp32_precision,  # the old way to ask fails where the script has said it in the new
-        convolutions.conv.fp32_precision,
+        cudnn.conv.fp32_precision,
+        cudnn.rnn.fp32_precision,
+        *(choice() for choice in _CHOICES),
     )
+
+
+def watched_by() -> str:
+    """Who wants to see each operation or the call of each module, of which a replay shows nothing; "" where nobody
+    does. Hooks of this package are told of replays in another way."""
+    if torch.is_anomaly_enabled():
+        return "anomalies are looked for"
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.maybe_current_level() is not None:
+        return "each operation is looked at"
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "what backward needs is kept in a way of the script's"
+    is_scripts = any(_HOOKS) and not all(map(_is_own, chain.from_iterable(hooks.values() for hooks in _HOOKS)))
+    return "all modules have hooks of the script's" if is_scripts else ""
+
+
+def _is_own(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("hotlap.")
 
 
 class Recorder(Protocol):

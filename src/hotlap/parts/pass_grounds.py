@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hotlap.parts.code_names import Closure, names_of, stored
-from hotlap.parts.reach import Reach, is_same
+from hotlap.parts.reach import Reach
 
 
 class Grounds(Reach):
@@ -15,6 +15,7 @@ class Grounds(Reach):
     def __init__(self, function: Any, given: Sequence[Any] = ()) -> None:
         self._cells = Closure(function).now()
         super().__init__(lambda: self._walk(function, given))
+        self._cells.clear()
 
     def _walk(self, function: Any, given: Sequence[Any]) -> None:
         """What the function itself sets (`self.loss`) is handed back, and read only after that."""
@@ -24,10 +25,9 @@ class Grounds(Reach):
         self._look_into(function, 0)
 
     def hold(self, function: Any) -> bool:
-        """The function is made anew in each step, and its closure with it."""
-        cells = Closure(function).now()
-        for name, old in self._cells.items():
-            if not is_same(cells.get(name), old):
-                self.why = f"{name} is another"
-                return False
-        return self.is_as_it_was()
+        """The function is made anew in each step, and its closure with it, which is here only while it is asked."""
+        self._cells.update(Closure(function).now())
+        try:
+            return self.is_as_it_was()
+        finally:
+            self._cells.clear()

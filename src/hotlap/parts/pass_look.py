@@ -29,6 +29,7 @@ class Look(TorchDispatchMode):
         self._lasting = grounds.addresses()
         self._known = self._lasting | {address(one) for one in tensors(inputs)}
         self._weights = {address(one) for one in grounds.tensors if is_weight(one)} - {0}
+        self._grads = {address(one.grad) for one in grounds.tensors if one.is_leaf and one.grad is not None}
         self._made: set[int] = set()
 
     @classmethod
@@ -47,7 +48,8 @@ class Look(TorchDispatchMode):
         if not hasattr(function, "overloadpacket"):
             return f"it calls what cannot be looked into ({function})"
         name = function.overloadpacket.__name__
-        if name in _READING or torch.Tag.dynamic_output_shape in function.tags or _masks(name, args):
+        is_sized_late = torch.Tag.dynamic_output_shape in function.tags and name != "index"
+        if name in _READING or is_sized_late or _masks(name, args):
             return f"it waits for the device ({name})"
         for tensor in given:
             place = address(tensor)
@@ -55,7 +57,8 @@ class Look(TorchDispatchMode):
                 return f"it reads a number in main memory, which may change ({name})"
             is_number = tensor.is_cpu and tensor.dim() == 0 and place not in self._known
             if place and not is_number and place not in self._known and place not in self._made:
-                return f"it reads a tensor that cannot be followed ({name})"
+                is_adding = name == "add_" and place in self._grads
+                return "gradients are added up" if is_adding else f"it reads a tensor that cannot be followed ({name})"
         for tensor in made:
             self._made.add(address(tensor))
             if tensor.device.type != self._device and tensor.dim() > 0:
@@ -66,7 +69,7 @@ class Look(TorchDispatchMode):
 
 
 def _masks(name: str, args: Any) -> bool:
-    """An index by a mask waits for its size."""
+    """An index by a mask waits for its size; torch marks every index as if it did."""
     is_index = name in ("index", "index_put", "index_put_", "_index_put_impl_")
     return is_index and any(one.dtype in (torch.bool, torch.uint8) for one in tensors(args[1]))
 

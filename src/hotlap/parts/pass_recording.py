@@ -16,6 +16,7 @@ from hotlap.parts.graph_recorder import Recorder
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import noting_backward, tensors
 from hotlap.parts.reach import Unfit, is_weight
+from hotlap.parts.waiting_tensor import lying_on
 
 NUMBERS = bool | int | float | str | None
 
@@ -56,7 +57,7 @@ class Recording:
 
     def play(self, inputs: list[torch.Tensor]) -> None:
         for own, given in zip(self.inputs, inputs, strict=True):
-            own.copy_(given)
+            own.copy_(lying_on(own.device, given))
         self.replay()
         self._attach()
         if True not in self._alone:  # likewise
@@ -73,9 +74,10 @@ class Recording:
         self.play(inputs)
         return self.loss.clone()
 
-    def compared(self, plain: Callable[[], Any], inputs: list[torch.Tensor]) -> tuple[Any, float]:
-        """What the pass itself gives, and how far the graph is from it. Gradients, buffers and random numbers are left
-        as the pass itself has left them."""
+    def compared(self, plain: Callable[[], Any], inputs: list[torch.Tensor]) -> tuple[Any, float, bool]:
+        """What the pass itself gives, how far the graph is from it, and whether gradients had a say in that: where they
+        overflow both ways, as a GradScaler lets them, nothing follows from it. Gradients, buffers and random numbers
+        are left as the pass itself has left them."""
         device, known = self.loss.device, self.grounds.tensors
         before, losses = _State(known, device), list[Any]()
         with noting_backward(losses.append):
@@ -84,13 +86,14 @@ class Recording:
         before.put_back()
         self.play(inputs)
         replayed = _State(known, device)
-        difference = max(_difference(theirs, self.grads), _difference(losses, [self.loss]))
+        is_telling = not (_overflow([*losses, *theirs]) and _overflow([self.loss, *self.grads]))
+        difference = max(_difference(theirs, self.grads), _difference(losses, [self.loss])) if is_telling else 0.0
         for one, other in zip([*after.values, *_leaves(out)], [*replayed.values, *_leaves(self.results)], strict=True):
             difference = max(difference, _difference([one], [other]))
         after.put_back()
         for weight, grad in zip(self.weights, theirs, strict=True):
             weight.grad = grad
-        return out, difference
+        return out, difference, is_telling
 
     def _holders(self) -> list[int]:
         """References to each gradient, and tensors that share its memory, such as `grad.detach()`."""
@@ -194,7 +197,7 @@ class _State:
 def _static(given: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A place of ours on the device; a batch that the pass would move there itself is moved by copying it."""
     own = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=device)
-    return own.copy_(given)
+    return own.copy_(lying_on(device, given))
 
 
 def _like(inputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
@@ -240,13 +243,20 @@ def _fit(one: Any, other: Any) -> bool:
 
 
 def _difference(theirs: Sequence[Any], ours: Sequence[Any]) -> float:
-    """How far apart, all of them together: a gradient that is nothing but rounding must not decide alone."""
+    """How far apart, all of them together: a gradient that is nothing but rounding must not decide alone. What is
+    infinite or no number both ways, as in masks, is alike."""
     if len(theirs) != len(ours) or not all(map(_fit, theirs, ours)):
         return float("inf")
     apart = size = 0.0
     for one, two in zip(tensors(theirs), tensors(ours), strict=True):
-        wide = one.detach().double()
-        apart, size = apart + float((wide - two.detach()).square().sum()), size + float(wide.square().sum())
-    if not math.isfinite(apart) or not math.isfinite(size):
+        wide, other = one.detach().double(), two.detach().double()
+        is_alike = (wide == other) | (wide.isnan() & other.isnan())
+        apart += float((wide - other).where(~is_alike, 0.0).square().sum())
+        size += float(wide.where(wide.isfinite(), 0.0).square().sum())
+    if not math.isfinite(apart):
         return float("inf")
     return math.sqrt(apart / size) if size else math.sqrt(apart)
+
+
+def _overflow(values: Sequence[Any]) -> bool:
+    return not all(bool(one.isfinite().all()) for one in tensors(values))

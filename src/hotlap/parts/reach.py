@@ -7,7 +7,8 @@ import functools
 import operator
 import random
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
@@ -18,17 +19,21 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hotlap.parts.code_names import Closure, globals_of, is_scripts, names_of
 from hotlap.parts.compilable import HOOKS, is_compiled_function
+from hotlap.parts.held import PLAIN, Contents, Gone, Parts, Slots
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
 TORCHS = {*vars(nn.Module()), "_compiled_call_impl", "_is_full_backward_hook"} - {"training"}  # of every module
 _MOST_ITEMS = 64
 _DEPTH = 8
+_ROUNDS = 4
+_ARRAY_BYTES = 1 << 16  # of an array that is compared in each step
 _COMPILED = "it calls what is compiled by itself"
 _DRAWS = "it draws random numbers on the host"
 # A recording would not say, draw, read or wait again. By the name of the module, or of what is called.
 _ONCE = {"print": "it prints", "input": "it asks", "open": "it opens files", "synchronize": "it waits for the device"}
 _DRAWING = {"random": _DRAWS, "time": "it reads the clock", "datetime": "it reads the clock"}
 _RATES = {torch.optim.Optimizer: {"param_groups"}, LRScheduler: {"get_last_lr", "get_lr"}}
+
+_ASKED = {"__call__", "__getattr__", "__getitem__", "__contains__", "__iter__", "__len__"}  # without a name in code
 
 _hooks_on = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -43,38 +48,53 @@ class Reach:
     refuses_words: ClassVar[bool] = True  # code that names what is done only once; else somebody watches what it does
 
     def __init__(self, walk: Callable[[], None]) -> None:
-        """`walk` visits all there is, from where it begins."""
-        self.tensors: list[torch.Tensor] = []
-        self.updated: list[torch.Tensor] = []  # by optimizers, which clear their gradients as well
+        """`walk` visits all there is, from where it begins. It does so again as long as it meets code that names what
+        was passed by before: an object may be given to a function that looks into it."""
         self.why = ""
-        self._values: tuple[list[Any], list[Any], list[Any]] = ([], [], [])  # where, by what key, what was there
-        self._objects: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-        self._absent: tuple[list[Any], list[Any]] = ([], [])  # where, and what key was not there
-        self._lengths: tuple[list[Any], list[int]] = ([], [])
-        self._hooks: list[Any] = []
-        self._seen: set[Any] = set()
+        self._named: frozenset[str] = frozenset()
         try:
-            walk()
+            for _ in range(_ROUNDS):
+                known = self._named
+                self._begin()
+                walk()
+                if self._named == known:
+                    break
         except Unfit:
             raise
         except Exception as error:  # objects that do not like to be looked at
             raise Unfit(f"what it rests on cannot be looked through ({type(error).__name__}: {error})") from error
+        self.gone = Gone()
+        self._kept = [self.gone.held(one) for one in self._objects[2]]
+        self._objects[2][:] = map(id, self._objects[2])
         self._types = list(map(type, self._values[2]))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
         self._trains = [tensor.requires_grad for tensor in self.tensors]
+
+    def _begin(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.updated: list[torch.Tensor] = []  # by optimizers, which clear their gradients as well
+        self._values: tuple[list[Any], ...] = ([], [], [])  # where, by what key, what was there
+        self._objects: tuple[list[Any], ...] = ([], [], [])  # likewise, and in the end their identities
+        self._absent: tuple[list[Any], ...] = ([], [])  # where, and what key was not there
+        self._lengths: tuple[list[Any], ...] = ([], [])
+        self._contents = Contents()
+        self._hooks: list[Any] = []
+        self._seen: set[Any] = set()
 
     def is_as_it_was(self) -> bool:
         """Runs in every step, so that it is no more than look-ups and comparisons, hardly any in Python itself."""
         try:
             values = list(map(operator.getitem, *self._values[:2]))
             is_good = (
-                all(map(operator.is_, map(operator.getitem, *self._objects[:2]), self._objects[2]))
+                not self.gone.has_happened
+                and list(map(id, map(operator.getitem, *self._objects[:2]))) == self._objects[2]
                 and list(map(type, values)) == self._types  # first: tensors are not to be compared
                 and values == self._values[2]
                 and not any(map(operator.contains, *self._absent))
                 and list(map(torch.Tensor.data_ptr, self.tensors)) == self._addresses
                 and [tensor.requires_grad for tensor in self.tensors] == self._trains
                 and list(map(len, self._lengths[0])) == self._lengths[1]
+                and self._contents.are_as_they_were()
                 and not any(self._hooks)
                 and not any(chain.from_iterable(map(_hooks_on, self.tensors)))
             )
@@ -88,8 +108,8 @@ class Reach:
         for where, key, value in zip(*self._values, strict=True):
             if not is_same(_get(where, key, self), value):
                 return f"{key} changes"
-        for where, key, value in zip(*self._objects, strict=True):
-            if _get(where, key, self) is not value:
+        for where, key, identity in zip(*self._objects, strict=True):
+            if id(_get(where, key, self)) != identity:
                 return f"{key} is another"
         for where, key in zip(*self._absent, strict=True):
             if key in where:
@@ -98,7 +118,9 @@ class Reach:
             return "modules or weights have hooks of the script's"
         if list(map(len, self._lengths[0])) != self._lengths[1]:
             return "a list or dict that it can reach grows"
-        return "a weight lies elsewhere, or is trained no more"
+        if not self._contents.are_as_they_were():
+            return "a collection that it can reach changes"
+        return "a part of it is gone" if self.gone.has_happened else "a weight lies elsewhere, or is trained no more"
 
     def addresses(self) -> set[int]:
         """Where all tensors lie that it knows."""
@@ -119,11 +141,12 @@ class Reach:
             self.tensors.append(value)
             if any(_hooks_on(value)):
                 raise Unfit("a weight has hooks of the script's")
+            if value.layout is not torch.strided:
+                raise Unfit("it reads sparse tensors")
             return
         if is_compiled_function(value):
             raise Unfit(_COMPILED)
-        if not isinstance(value, MethodType):
-            _add(self._objects, where, key, value)
+        _add(self._objects, where, key, value)
         if id(value) in self._seen and not hasattr(value, "__dict__"):
             return
         is_new = id(value) not in self._seen
@@ -135,12 +158,25 @@ class Reach:
                 self._look_into_module(value, depth)
         elif isinstance(value, ModuleType):
             self._look_into_import(value, names, depth)
-        elif isinstance(value, FunctionType | MethodType | functools.partial):
-            self._look_into(getattr(value, "func", value), depth + 1)
+        elif isinstance(value, FunctionType):
+            self._look_into(value, depth + 1)
+        elif isinstance(value, MethodType):
+            self._visit_all(Parts(value), ("__func__", "__self__"), names | {value.__name__}, depth + 1)
+        elif isinstance(value, functools.partial):
+            self._visit_all(Parts(value), ("func", "args", "keywords"), names | names_of(value.func), depth + 1)
         elif isinstance(value, list | tuple | dict):
             _add(self._lengths, value, len(value))
             if len(value) <= _MOST_ITEMS and is_new:
                 self._visit_all(value, value if isinstance(value, dict) else range(len(value)), names, depth + 1)
+            elif is_new:
+                self._contents.add(value)
+        elif isinstance(value, set | deque):
+            self._contents.add(value)
+        elif isinstance(value, Iterator):
+            raise Unfit("it may draw from an iterator, which a replay would not")
+        elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+            if value.nbytes <= _ARRAY_BYTES and not value.dtype.hasobject:
+                self._contents.add_array(value)
         elif isinstance(value, type):
             self._reached(value, names | {"forward", "backward"}, depth + 1)  # of a function with its own gradient
         elif isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
@@ -149,7 +185,7 @@ class Reach:
             raise Unfit("it reads its learning rate, or what else an optimizer has")
         elif isinstance(value, torch.optim.Optimizer):
             self._look_into_optimizer(value)
-        elif hasattr(value, "__dict__"):
+        elif hasattr(value, "__dict__") or hasattr(type(value), "__slots__"):
             self._look_into_object(value, names, depth)
 
     def _look_into_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -169,7 +205,10 @@ class Reach:
         for name, reason in _ONCE.items() if self.refuses_words else ():
             if name in names or (name in read and name not in own):
                 raise Unfit(reason)
+        if names & {"environ", "getenv"}:
+            raise Unfit("it reads the environment")
         if depth:
+            self._named |= names
             closure = Closure(function)
             self._visit_all(closure, closure.now(), names, depth)
         self._visit_all(own, sorted(read & own.keys()), names, depth)
@@ -187,12 +226,17 @@ class Reach:
     def _look_into_object(self, value: Any, names: frozenset[str], depth: int) -> None:
         """Only what code names: a trainer counts its steps, which is nobody's concern here. Of installed classes, whose
         code is not looked into, all tensors."""
-        own, is_own = vars(value), is_scripts(vars(sys.modules.get(type(value).__module__, sys)))
-        names = self._reached(type(value), names | {"__call__"}, depth + 1, own)
-        for key in [key for key, one in own.items() if key in names or (_is_tensor(one) and not is_own)]:
+        own, is_own = getattr(value, "__dict__", {}), _is_of_script(type(value))
+        names = self._reached(type(value), names | _ASKED, depth + 1, own)
+        is_all = isinstance(value, Mapping | Sequence)  # that wraps another one, in an attribute that no code names
+        named = names | self._named
+        keys = [(own, k) for k, one in own.items() if is_all or k in named or (_is_tensor(one) and not is_own)]
+        slots = Slots(value) if is_own else None
+        keys += [(slots, key) for key in sorted(named & slots.names) if hasattr(value, key)] if slots else []
+        for where, key in keys:
             if (id(value), key) not in self._seen:
                 self._seen.add((id(value), key))
-                self._visit(own, key, names, depth + 1)
+                self._visit(where, key, names, depth + 1)
 
     def _look_into_module(self, root: nn.Module, depth: int) -> None:
         for module in root.modules():
@@ -211,6 +255,10 @@ class Reach:
                 raise Unfit("modules have hooks of the script's")
             for name in ("_parameters", "_buffers"):
                 self._visit_all(own[name], own[name], frozenset(), depth + 1)
+            for held in filter(None, (own["_parameters"], own["_buffers"], own["_modules"])):
+                _add(self._lengths, held, len(held))
+            if "forward" not in own:
+                _add(self._absent, own, "forward")
             for key, child in own["_modules"].items():
                 _add(self._objects, own["_modules"], key, child)
             is_torchs = type(module).__module__.startswith("torch.")
@@ -225,17 +273,27 @@ class Reach:
         while waiting:
             done.add(name := waiting.pop())
             for one in [one for one in kind.__mro__ if name in vars(one)]:
-                found = vars(one)[name]
-                function = getattr(found, "fget", None) or getattr(found, "__func__", found)
+                function = _function_of(vars(one)[name])
                 if is_compiled_function(function):
                     raise Unfit(_COMPILED)
                 if isinstance(function, FunctionType) and is_scripts(function.__globals__):
                     self._look_into(function, depth)
                     waiting |= names_of(function) - done
-                elif isinstance(found, PLAIN) and name not in own:
-                    _add(self._values, vars(one), name, found)
-                    _add(self._absent, own, name)
+                else:
+                    self._visit_in_class(one, name, own, frozenset(done | waiting), depth)
+        for name in sorted(self._named - done):  # whether a method of that name is called, nobody knows
+            for one in [one for one in kind.__mro__ if name in vars(one)]:
+                self._visit_in_class(one, name, own, names, depth)
         return frozenset(done)
+
+    def _visit_in_class(self, kind: type, name: str, own: Any, names: frozenset[str], depth: int) -> None:
+        """What all objects of a class share, and may change: no methods, and nothing of Python's own."""
+        found = vars(kind)[name]
+        is_code = hasattr(type(found), "__get__") or isinstance(found, type)
+        is_kept = not (is_code or name.startswith("__")) and _is_of_script(kind)
+        if name not in own and (isinstance(found, PLAIN) or is_kept):
+            self._visit(vars(kind), name, names, depth)
+            _add(self._absent, own, name)
 
 
 def _add(columns: tuple[list[Any], ...], *row: Any) -> None:
@@ -252,6 +310,14 @@ def _get(where: Any, key: Any, missing: Any) -> Any:
 
 def is_same(new: Any, old: Any) -> bool:
     return new is old or (isinstance(old, PLAIN) and type(new) is type(old) and bool(new == old))
+
+
+def _is_of_script(kind: type) -> bool:
+    return is_scripts(vars(sys.modules.get(kind.__module__, sys)))
+
+
+def _function_of(found: Any) -> Any:
+    return getattr(found, "fget", None) or getattr(found, "__func__", found)
 
 
 def _is_tensor(value: Any) -> bool:

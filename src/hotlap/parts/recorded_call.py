@@ -85,6 +85,7 @@ class RecordedCall:
         self, recorder: Recorder, plain: PlainCall, tensors: Sequence[torch.Tensor], wanted: frozenset[int]
     ) -> None:
         self.plain, self.wanted, self.replays = plain, wanted, 0
+        self.proven = 0  # replays whose gradients were held against the plain call's
         self.is_repeatable = True  # without the values that buffers had before
         self._lends = True
         self._ticket: weakref.ref[Ticket] | None = None

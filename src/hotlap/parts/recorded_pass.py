@@ -18,6 +18,7 @@ are held against the pass itself. Any other step runs as it is. What is handed b
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +28,8 @@ from typing import Any, Protocol
 import torch
 
 from hotlap.parts.compilable import interpreted
-from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings
+from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
+from hotlap.parts.listening import listening
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import Look, host_generators, noting_backward, tensors
 from hotlap.parts.pass_recording import (
@@ -41,7 +43,9 @@ from hotlap.parts.pass_recording import (
     recording_of,
 )
 from hotlap.parts.reach import Unfit, address, is_weight
+from hotlap.parts.waiting_tensor import Waiting
 
+_DATA = (torch.Tensor, Waiting)
 _UNWATCHED = 2  # passes with inputs of one kind before one is watched
 _UNRECORDED = 4  # passes before one is recorded
 _PROVEN = 2  # replays that are held against the pass itself
@@ -133,9 +137,9 @@ class RecordedPass:
             return self._slowly(call)
         if not recording.grounds.hold(function):
             self._why = recording.grounds.why
-            del self._graphs[call.kind], self._sightings[call.kind]
+            self._drop(call.kind)
             return self._slowly(call)
-        if recording.adds or any(one.is_held for one in self._graphs.values()):  # they share their memory
+        if recording.adds or any(one.is_held for one in list(self._graphs.values())):  # they share their memory
             self._misses += 1
             return call.plain()
         if recording.proven < _PROVEN:
@@ -167,9 +171,9 @@ class RecordedPass:
             return "gradients are off"
         if torch.is_autocast_enabled(self._recorder.device):
             return "autocast is entered around the pass, and would hand on weights it has cast before"
-        if any(one.requires_grad or type(one) is not torch.Tensor or one.layout != torch.strided for one in given):
+        if any(one.requires_grad or type(one) not in _DATA or one.layout != torch.strided for one in given):
             return "its inputs are more than plain data"
-        return ""
+        return watched_by()
 
     def _slowly(self, call: _Call) -> Any:
         """A pass that no graph is there for; it may be the one to record."""
@@ -219,12 +223,12 @@ class RecordedPass:
         lasting = [one for one in grounds.tensors if is_weight(one)] + tensors(call.leaves)
         versions, losses = [one._version for one in lasting], list[Any]()
         aside = self._recorder.aside(device)
-        with listeners.recording(), aside, noting_backward(losses.append), interpreted(), look:
+        with listeners.recording(), aside, noting_backward(losses.append), interpreted(), listening() as heard, look:
             out = call.plain()
         for loss in detached(losses):
             listeners.played(lambda loss=loss: loss, tensors(call.leaves))
-        if look.reason:
-            self._give_up(look.reason)
+        if look.reason or heard:
+            self._give_up(look.reason or heard[0])
         elif host_generators(device.type) != before:
             self._give_up("it draws random numbers on the host")
         elif not grounds.hold(call.function):
@@ -251,18 +255,27 @@ class RecordedPass:
             return call.plain()
         self._recordings += 1
         self._graphs[call.kind] = recording
+        recording.grounds.gone.tell = functools.partial(self._drop, call.kind)
         return self._prove(call, recording)
 
     def _prove(self, call: _Call, recording: Recording) -> Any:
         """The pass itself, and then the same by the graph, from the same state; the script gets its own."""
         with self._recorder.aside(recording.loss.device):
-            out, difference = recording.compared(call.plain, tensors(call.leaves))
-        recording.proven += 1
-        self._misses = 0
-        listeners.compared(difference, _LIMIT)
+            out, difference, is_telling = recording.compared(call.plain, tensors(call.leaves))
+        recording.proven += is_telling
+        self._misses = 0 if is_telling else self._misses + 1
+        if is_telling or not difference <= _LIMIT:
+            listeners.compared(difference, _LIMIT)
         if not difference <= _LIMIT:
             self._give_up(f"replayed it is not the same: off by {difference:.3g}")
+        elif self._misses > _PATIENCE:
+            self._give_up("its loss or gradients are not finite, so that no replay can be held against them")
         return out if self.refused else detached(out)
+
+    def _drop(self, kind: Any) -> None:
+        """What it rests on is another now, or gone. Its memory is free for what comes next."""
+        self._graphs.pop(kind, None)
+        self._sightings.pop(kind, None)
 
     def _give_up(self, reason: str) -> None:
         if not self.refused:

@@ -18,7 +18,6 @@ from hotlap.parts.reach import TORCHS, Reach
 _CONTENT = ("_parameters", "_buffers", "_modules")
 _TORCHS = frozenset(vars(nn.Module())) - {*HOOKS, *_CONTENT}
 _PLAIN = (int, float, bool, str, type(None))
-_COMPARED = (*_PLAIN, torch.Tensor)
 _SPREAD = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
@@ -77,7 +76,7 @@ class _Elsewhere(Reach):
     def _walk(self, root: nn.Module) -> None:
         for module in root.modules():
             own, names = vars(module), self._reached(type(module), frozenset({"forward"}), 1)
-            known = {*TORCHS, *(key for key, one in own.items() if isinstance(one, _COMPARED))}
+            known = {*TORCHS, *(key for key, one in own.items() if isinstance(one, _PLAIN))}
             self._visit_all(own, sorted(own.keys() - known), names, 1)
 
     def _visit(self, where: Any, key: Any, names: frozenset[str], depth: int) -> None:
@@ -101,6 +100,8 @@ def why_not_recorded(root: nn.Module, device: str) -> str:
         return f"its parameters and buffers are not all on one {device} device"
     if any(type(p) is not nn.Parameter or p.layout is not torch.strided or p.is_complex() for p in parameters):
         return "its parameters are not plain tensors"
+    if any(b.layout is not torch.strided for b in root.buffers()):
+        return "one of its buffers is sparse"
     if any(b.requires_grad for b in root.buffers()):
         return "one of its buffers needs gradients"
     return ""

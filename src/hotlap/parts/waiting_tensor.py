@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from hotlap.parts.early_copies import dress_of
+
 _MOVES = (torch.Tensor.to, torch.Tensor.cuda)
 _METHODS = ("size", "dim", "numel", "__len__", "stride", "is_floating_point", "element_size", "is_contiguous")
 _NAMES = ["shape", "dtype", "device", "ndim", "layout", "nbytes", "itemsize", "requires_grad", "grad_fn"]
@@ -65,6 +67,17 @@ class Waiting(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             moved: torch.Tensor = func(_plain(self), *tree_map(_plain, args), **kwargs)
             return moved
+
+
+def lying_on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """What lies there already in place of a tensor in main memory, for whoever copies it to a place of its own; the
+    tensor itself where nothing does."""
+    if type(tensor) is not Waiting:
+        dress = dress_of(tensor)
+        return tensor if dress is None else dress.taken(device)
+    tensor._moved(device)
+    host: torch.Tensor = _plain(tensor) if tensor._taken is None else tensor._taken()
+    return host
 
 
 def _plain(value: Any) -> Any:

@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
-import threading
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from hotlap.parts.compilable import interpreted
+from hotlap.parts.listening import listening
 from hotlap.parts.packed import Packed, form_of
 from hotlap.parts.pass_look import host_generators, written
-
-_WAITING = "synchronizing CUDA operation"  # what torch says of them in its debug mode
 
 
 class Sighting:
@@ -62,7 +58,7 @@ def watched(
     reads = _reading([*given, *own], device)
     is_cast, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
     uncached = torch.autocast(device.type, dtype=dtype, enabled=is_cast, cache_enabled=False)
-    with _listening(device) as heard, uncached, interpreted(), reads:  # earlier casts would pass for somebody else's
+    with listening(device) as heard, uncached, interpreted(), reads:  # earlier casts would pass for somebody else's
         out = call()
     if reads.has_foreign:
         heard.append("it reads tensors that are neither given to it nor its own")
@@ -83,57 +79,6 @@ def watched(
         heard.append("what it gives shares memory with its inputs, its parameters or itself")
     sighting = Sighting(outputs, heard[0] if heard else "")
     return out if heard else outputs.packing.filled(sighting.listen(outputs)), sighting
-
-
-@contextlib.contextmanager
-def _listening(device: torch.device) -> Iterator[list[str]]:
-    """What is printed, and where the host waits for the device, which a recording does not allow."""
-    heard: list[str] = []
-    tee = _Tee(sys.stdout)
-    with contextlib.redirect_stdout(tee) if sys.stdout is not None else contextlib.nullcontext():
-        if device.type == "cuda":
-            with _noting_waits(heard):
-                yield heard
-        else:
-            yield heard
-    if tee.has_spoken:
-        heard.append("it prints")
-
-
-@contextlib.contextmanager
-def _noting_waits(heard: list[str]) -> Iterator[None]:
-    """The mode holds for all threads; one that copies batches may wait as it likes."""
-    mode, mine, others = torch.cuda.get_sync_debug_mode(), threading.get_ident(), list[Any]()
-
-    def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        if _WAITING not in str(message):
-            others.append((message, category, filename, lineno))
-        elif threading.get_ident() == mine:
-            heard.append("it makes the host wait for the device")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = show
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-    for one in others:
-        if "prototype feature" not in str(one[0]):
-            warnings.warn_explicit(*one)
-
-
-class _Tee:
-    def __init__(self, stream: Any) -> None:
-        self._stream, self.has_spoken = stream, False
-
-    def write(self, text: str) -> Any:
-        self.has_spoken = True
-        return self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def _reading(own: Sequence[torch.Tensor], device: torch.device) -> Any:
