@@ -220,7 +220,7 @@ class CudaCopier:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.room_bytes = int(_ROOM_SHARE * torch.cuda.get_device_properties(device).total_memory)
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device, priority=-1)  # its little work goes before the training's
         self._taken: deque[Any] = deque()
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> list[_Made]:
