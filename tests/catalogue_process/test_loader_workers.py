@@ -96,6 +96,18 @@ def test_every_index_once_an_epoch_from_other_processes(apply, build) -> None:
         assert orders[0] != orders[1]
 
 
+@pytest.mark.parametrize("name", ["loader-workers", "sample-cache"])
+def test_a_length_that_is_not_told_is_not_needed(apply, name: str) -> None:
+    """Torch never asks for it where a sampler is given."""
+
+    class Untold(Numbers):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    apply(name)
+    assert epoch(DataLoader(Untold(), 4, sampler=range(22)))[0] == list(range(22))
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_order_is_that_of_the_script(apply, shuffle: bool) -> None:
     def orders() -> list[list[int]]:

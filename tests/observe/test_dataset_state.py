@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,16 @@ import torch
 from hotlap.observe.dataset_state import dataset_state
 
 scale = 1.0
+depth, options = 1, types.SimpleNamespace(crop=1)
 labels: Any = None  # as a script may call what a data set calls its own
+
+
+class Config:
+    level = 0
+
+
+def deep(x: float) -> float:
+    return x * depth
 
 
 class Slotted:
@@ -38,9 +49,20 @@ class Samples:
         self.table = torch.zeros(8)
         self.shared = multiprocessing.Value("d", 1.0)
         self.slotted = Slotted()
+        self.names = dict.fromkeys(range(1000), 0)
+        self.boxes = [[number, 0] for number in range(1000)]
+        self.array = multiprocessing.Array("i", 8)
 
     def __getitem__(self, index: int) -> Any:
-        return self.transform(self.table[index]) * scale, self.labels[index]
+        return self.transform(self.table[index]) * scale, self.labels[index], self.cropped(index)
+
+    def cropped(self, index: int) -> Any:
+        return options.crop + Config.level + deep(index) + int(os.environ.get("HOTLAP_TEST_LEVEL", "0"))
+
+
+class Around:
+    def __init__(self) -> None:
+        self.dataset = Samples()
 
 
 def scaled(factor: float) -> Callable[[Any], Any]:
@@ -50,6 +72,11 @@ def scaled(factor: float) -> Callable[[Any], Any]:
 def larger(samples: Samples) -> None:
     global scale
     scale += 1
+
+
+def deeper(samples: Samples) -> None:
+    global depth
+    depth += 1
 
 
 CHANGES: dict[str, Callable[[Samples], Any]] = {
@@ -64,15 +91,43 @@ CHANGES: dict[str, Callable[[Samples], Any]] = {
     "an object without a dict": lambda samples: setattr(samples.slotted, "factor", 2.0),
     "an attribute of its class": lambda samples: setattr(Samples, "size", Samples.size + 1),
     "a global": larger,
+    "a global of a function that is called": deeper,
+    "an attribute of a global": lambda samples: setattr(options, "crop", options.crop + 1),
+    "an attribute of another class": lambda samples: setattr(Config, "level", Config.level + 1),
+    "the environment": lambda samples: os.environ.__setitem__("HOTLAP_TEST_LEVEL", str(options.crop + depth)),
+    "one entry of many": lambda samples: samples.names.__setitem__(500, 1),
+    "an item of one item": lambda samples: samples.boxes[500].__setitem__(1, 7),
+    "an array shared with workers": lambda samples: samples.array.__setitem__(5, 1),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changes_are_seen(change: Callable[[Samples], Any]) -> None:
+def test_changes_are_seen(change: Callable[[Samples], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTLAP_TEST_LEVEL", "")
+    around = Around()
+    before = dataset_state(around), dataset_state(around.dataset)
+    assert (dataset_state(around), dataset_state(around.dataset)) == before
+    change(around.dataset)
+    assert dataset_state(around) != before[0]
+    assert dataset_state(around.dataset) != before[1]
+
+
+def test_tensors_that_count_no_changes() -> None:
     samples = Samples()
+    with torch.inference_mode():
+        samples.table = torch.zeros(8)
+    assert dataset_state(samples) == dataset_state(samples)
+
+
+def test_an_array_on_disk_is_hardly_read(tmp_path: Path) -> None:
+    """Every page that is looked at would be fetched, at the start of every epoch."""
+    numpy.zeros(1 << 22, numpy.uint8).tofile(tmp_path / "data.bin")
+    samples = Samples()
+    samples.labels = numpy.asarray(numpy.memmap(tmp_path / "data.bin", numpy.uint8, "r+"))
     before = dataset_state(samples)
+    samples.labels[8 : 1 << 14] = 1  # between two that are looked at
     assert dataset_state(samples) == before
-    change(samples)
+    samples.labels[:] = 1
     assert dataset_state(samples) != before
 
 

@@ -8,6 +8,7 @@ import random
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -20,7 +21,7 @@ from hotlap.parts.purity import same
 
 
 class Squares(Dataset):
-    """Leaves a mark in a folder for each sample it makes."""
+    """Leaves a mark in a folder for each sample it makes: a link, since samples that write files are not kept."""
 
     def __init__(self, folder: Path | None = None, scale: int = 1) -> None:
         self.folder, self.scale, self.classes = folder, scale, ["even", "odd"]
@@ -30,7 +31,7 @@ class Squares(Dataset):
 
     def __getitem__(self, index: int):
         if self.folder is not None:
-            (self.folder / f"{index} {time.perf_counter_ns()}").touch()
+            (self.folder / f"{index} {time.perf_counter_ns()}").symlink_to("nowhere")
         return torch.full((3, 2), self.scale * index**2, dtype=torch.int16), f"number {index}"
 
     def __getitems__(self, indices):
@@ -89,6 +90,20 @@ def test_samples_are_the_callers_own() -> None:
         tensor = dataset[3][0]
         assert (tensor == 9).all()
         tensor.zero_()
+
+
+class Stubborn:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not to be pickled")
+
+
+def test_what_cannot_be_kept_is_made_each_time() -> None:
+    class Odd(Squares):
+        def __getitem__(self, index: int) -> Any:
+            return Stubborn() if index == 3 else super().__getitem__(index)
+
+    dataset = CachedDataset(Odd(), bytes=1 << 20)
+    assert isinstance(dataset[3], Stubborn) and isinstance(dataset[3], Stubborn)
 
 
 class Sample(Dataset):

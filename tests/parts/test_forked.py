@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -43,6 +44,43 @@ def test_nothing_leaves_the_copy(capfd: pytest.CaptureFixture[str]) -> None:
         asked(fails, 20)
     print(flush=True)
     assert capfd.readouterr().out == "pending\n"
+
+
+def test_what_the_script_left_behind_is_the_scripts_to_end(tmp_path) -> None:
+    """A loader's iterator that is found by the collector would tell the script's workers to go."""
+
+    class Left:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            os.symlink("nowhere", tmp_path / str(os.getpid()))
+
+    gc.disable()
+    try:
+        Left()
+        gc.enable()
+        assert asked(lambda: len([[] for _ in range(100_000)]), 20) == 100_000
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [one.name for one in tmp_path.iterdir()] == [str(os.getpid())]
+
+
+def test_a_long_answer() -> None:
+    assert asked(lambda: bytes(range(256)) * 20_000, 20) == bytes(range(256)) * 20_000
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="files cannot be listed")
+def test_files_that_are_open_stay_where_they_are(tmp_path) -> None:
+    """What the copy reads is not missing in the script, and what it writes does not stand there."""
+    (tmp_path / "data").write_bytes(bytes(range(100)))
+    with open(tmp_path / "data", "rb", 0) as reading, open(tmp_path / "log", "ab", 0) as writing:
+        reading.read(10)
+        writing.write(b"script")
+        assert asked(lambda: (reading.read(20), writing.write(b"copy")), 20)[0] == bytes(range(10, 30))
+        assert reading.read(1) == bytes([10])
+        assert (tmp_path / "log").read_bytes() == b"script"
 
 
 def test_signals_for_the_group_are_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:

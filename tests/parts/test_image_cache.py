@@ -176,6 +176,15 @@ def test_a_changed_file_is_decoded_again(tmp_path: Path) -> None:
     assert cached_open(path).getpixel((0, 0)) == (7, 8, 9)
 
 
+def test_a_file_written_over_with_the_times_it_had_is_decoded_again(tmp_path: Path) -> None:
+    """As data sets are whose times were all set alike."""
+    path = tmp_path / "one.bmp"
+    for colour in ((1, 2, 3), (4, 5, 6)):
+        Image.new("RGB", (8, 8), colour).save(path)
+        os.utime(path, (1, 1))
+        assert cached_open(path).getpixel((0, 0)) == colour
+
+
 def error(open_image, source) -> tuple[type, str]:
     with pytest.raises(Exception) as caught:
         open_image(source).load()

@@ -143,8 +143,10 @@ def test_two_loaders_share_and_the_store_goes_with_the_data_set(applied) -> None
         patch.setattr(Room, "take", lambda self, *rest: (room.append(self), keep(self, *rest))[1])
         list(DataLoader(dataset, 8))
         first = room[0].left_bytes
-        patch.setattr(time, "sleep", lambda seconds: 1 / 0)  # which every sample calls
-        assert drawn(DataLoader(dataset, 5))[0][1] == [0, 1, 2, 3, 4]  # nothing is read
+        read: list[float] = []
+        patch.setattr(time, "sleep", read.append)  # which every sample calls
+        assert drawn(DataLoader(dataset, 5))[0][1] == [0, 1, 2, 3, 4]
+        assert len(read) == resident._PROVEN  # to see whether they are what they were
         assert len(room) == 1
     del dataset
     gc.collect()
@@ -158,8 +160,10 @@ def test_the_background_fills_what_an_epoch_leaves_out(applied, monkeypatch: pyt
     drawn(loader, stop=1)
     samples = iter(loader)._samples
     assert comes_true(lambda: samples.store.share == 1.0 and not processes_below(os.getpid()))
-    monkeypatch.setattr(time, "sleep", lambda seconds: 1 / 0)
+    read: list[float] = []
+    monkeypatch.setattr(time, "sleep", read.append)
     assert [one[1] for one in drawn(loader)] == [list(range(LENGTH))[at : at + 8] for at in range(0, LENGTH, 8)]
+    assert len(read) == resident._PROVEN
 
 
 def test_workers_are_sent_home_in_the_middle_of_an_epoch(applied) -> None:
@@ -223,7 +227,7 @@ def test_a_filler_that_makes_another_sample_is_not_believed() -> None:
 
 
 def test_a_handle_opened_late_is_no_change(applied) -> None:
-    """Workers opened their own; a sample that is loaded again opens one here."""
+    """Workers opened their own; a sample that is loaded again opens none here, which those forked later would share."""
 
     class Lazy(Cubes):
         handle = None
@@ -236,7 +240,7 @@ def test_a_handle_opened_late_is_no_change(applied) -> None:
     loader = DataLoader(Lazy(length=200), 8, num_workers=1)
     for _ in range(4):
         drawn(loader)
-    assert loader.dataset.handle == 7 and serves(loader) and not joints.withdrawn
+    assert loader.dataset.handle is None and serves(loader) and not joints.withdrawn
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -280,7 +280,7 @@ def _batch_size(chosen: dict[str, Any]) -> int:
 def _batches(chosen: dict[str, Any]) -> int:
     try:
         return -(-len(chosen["dataset"]) // _batch_size(chosen))
-    except TypeError:  # no length: only a sampler knows
+    except Exception:  # no length, whatever it raises: only a sampler knows
         return 1 << 30
 
 

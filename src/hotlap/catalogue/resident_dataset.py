@@ -27,15 +27,18 @@ class ResidentDataset(Technique):
 
     ## When it does not help
     Data sets that draw something at random for each sample (augmentation) must not be kept: every epoch shall see
-    another crop. That is tested before anything is kept, in a process of its own: two reads, the state of every random
-    generator, torch's draws, the clock, what is printed, and whether a batch is more than its samples. A data set that
-    holds an open file is not forked, so it is left alone, as is a script that minds its child processes. Data larger
-    than a quarter of the free memory is left alone, as are batches collated by code of the script's own, samples that
-    are not tensors or numbers, samplers without an end, and data sets that are built anew for every epoch.
+    another crop. That is tested before anything is kept, in a process of its own: three reads, one of them as another
+    worker, the state of every random generator and of the data set, torch's draws, the clock, what is printed or
+    written, and whether a batch is more than its samples. A data set that holds an open file, or a value shared between
+    processes, is not forked, so it is left alone, as is a script that minds its child processes. Data larger than a
+    quarter of the free memory is left alone, as are batches collated by code of the script's own, samples that are not
+    tensors or numbers, samplers without an end, and data sets that are built anew for every epoch.
 
     ## What changes numerically
-    Nothing: the same bits in the same order, and the random generators are drawn from alike. Samples are loaded again
-    now and then, for ever, and compared; at the first difference the loader goes on as it was.
+    Nothing: the same bits in the same order, and the random generators are drawn from alike. A data set that the script
+    changes is seen to change. Samples are loaded again at the start of every epoch and now and then, for ever, and
+    compared; at the first difference the loader goes on as it was. A single file that is replaced on disk meanwhile may
+    be found late.
 
     ## Claims
     The lists say "load the data into memory" without a figure. Speed records on CIFAR-10 keep everything on the device.

@@ -104,7 +104,7 @@ class SampleCache(Technique):
             return cached_imread(*args, original=proceed)
 
         def built(proceed: Any, loader: Any, bound: Any) -> Any:
-            with contextlib.suppress(TypeError):  # no length
+            with contextlib.suppress(Exception):  # no length, whatever it raises
                 file_pool.expect(len(bound.arguments["dataset"]))
             return proceed(loader, bound)
 

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import ctypes
-import dis
 import functools
+import mmap
 import os
 import sys
 import types
 import zlib
+from itertools import islice
 from typing import Any
+
+from hotlap.observe.globals_read import globals_read
+from hotlap.parts.code_names import globals_of
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType)
 _DEPTH, _ITEMS, _NODES = 5, 32, 2000
 _IDENTITIES = 1 << 16  # items of a list
 _SAMPLED_BYTES = 1 << 20
+_SAMPLED_ON_DISK = 256  # elements
 _LIBRARIES = {*sys.stdlib_module_names, "torch"} - {"__main__"}
 
 
 def dataset_state(dataset: Any) -> int:
-    """A number that changes when an attribute, a transform, its setting, a small array inside the data set, or a plain
-    global that its own code reads does."""
+    """A number that changes when an attribute, a transform, its setting, a small array inside the data set, or a global
+    that the script's own code reads for a sample does."""
     words: list[str] = []
     _describe(dataset, _DEPTH, words, set())
-    reads = getattr(type(dataset), "__getitem__", None)
-    if isinstance(reads, types.FunctionType):
-        _describe(reads, _DEPTH, words, set())
-    return zlib.crc32("\0".join(words).encode("utf-8", "surrogatepass"))
+    elsewhere: list[str] = []
+    for value in globals_read(dataset):
+        _describe(value, _DEPTH - 2, elsewhere, set())
+    return zlib.crc32("\0".join(words + elsewhere).encode("utf-8", "surrogatepass"))
 
 
 def _describe(value: Any, depth: int, words: list[str], above: set[int]) -> None:
@@ -55,11 +60,12 @@ def _describe(value: Any, depth: int, words: list[str], above: set[int]) -> None
 
 def _inside(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        entries = list(value.items())[:_ITEMS]
-        return [len(value), *(part for entry in entries for part in entry)]
+        entries = list(islice(value.items(), _ITEMS))
+        identities = _identities(list(islice(value.values(), _ITEMS, _IDENTITIES)))
+        return [len(value), identities, *(part for entry in entries for part in entry)]
     if isinstance(value, (list, tuple)):
         # Between its ends only what lies there is looked at: something else put in an item's place is seen.
-        identities = hash(tuple(map(id, value[_ITEMS : _IDENTITIES - _ITEMS])))
+        identities = _identities(value[_ITEMS : _IDENTITIES - _ITEMS])
         return [len(value), identities, *value[:_ITEMS], *value[-_ITEMS:]]
     if isinstance(value, (set, frozenset)):
         return [len(value)]
@@ -71,23 +77,25 @@ def _inside(value: Any) -> list[Any]:
         return [value.func, value.args, value.keywords]
     if isinstance(value, ctypes._SimpleCData):  # as of multiprocessing.Value
         return [value.value]
+    if isinstance(value, ctypes.Array):
+        return [zlib.crc32(memoryview(value).cast("B"))]
     return _inside_object(value)
+
+
+def _identities(items: Any) -> int:
+    """What lies there; where those are lists or dicts, also what lies in them."""
+    within = [one if type(one) is list else one.values() for one in items if type(one) in (list, dict)]
+    return hash((*map(id, items), *(id(part) for one in within for part in islice(one, _ITEMS))))
 
 
 def _inside_function(function: types.FunctionType) -> list[Any]:
     """What it was made of: one made anew from the same text, with the same values, is the same."""
     code = function.__code__
     held = [_content(cell) for cell in function.__closure__ or ()]
-    read = [function.__globals__.get(name) for name in _globals_read(code)]
+    read = [function.__globals__.get(name) for name in sorted(globals_of(function))]
     plain = [value for value in read if isinstance(value, (*_PLAIN, list, dict)) or _is_array(value)]
     constants = [value for value in code.co_consts if isinstance(value, _PLAIN)]
     return [code.co_code, constants, code.co_names, function.__defaults__, function.__kwdefaults__, held, plain]
-
-
-@functools.lru_cache(maxsize=256)
-def _globals_read(code: types.CodeType) -> list[str]:
-    found = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-    return sorted(found)  # its `co_names` are those of attributes as well
 
 
 def _content(cell: Any) -> Any:
@@ -114,9 +122,17 @@ def _is_array(value: Any) -> bool:
 
 
 def _array(value: Any) -> str:
-    if hasattr(value, "_version"):  # a tensor counts its own changes
-        return f"{tuple(value.shape)} {value._version} {id(value)}"
+    if hasattr(value, "is_inference"):  # a tensor counts its own changes, unless it is never to be trained with
+        return f"{tuple(value.shape)} {0 if value.is_inference() else value._version} {id(value)}"
     step = max(1, value.nbytes // _SAMPLED_BYTES)
+    if _is_mapped(value):  # every element looked at may be a read from disk
+        step = max(1, value.size // _SAMPLED_ON_DISK)
     sample = value if step == 1 else value.reshape(-1)[::step] if value.flags.c_contiguous else value.flat[:4096]
     content = repr(sample[:8].tolist()) if value.dtype.hasobject else str(zlib.crc32(sample.tobytes()))
     return f"{value.shape} {value.dtype} {content}"
+
+
+def _is_mapped(array: Any) -> bool:
+    while array is not None and not isinstance(array, mmap.mmap):
+        array = getattr(array, "base", None)
+    return array is not None

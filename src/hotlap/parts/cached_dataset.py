@@ -78,7 +78,7 @@ class CachedDataset(Dataset[Any]):
         if kept is None:
             sample = self.dataset[index]
             if pool is not None:
-                with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):
+                with contextlib.suppress(Exception):  # what cannot be pickled raises anything
                     pool.put(key, *packed(sample))
             return sample
         sample = unpacked(kept)

@@ -75,7 +75,8 @@ def keeps_encoded(key: bytes, pixel_bytes: int) -> bool:
 
 
 def key(file: Any, about: str = "") -> bytes | None:
-    """A file as it is now, read from its start: path, size, time of change, inode. None: no plain file."""
+    """A file as it is now, read from its start: path, size, times, device and inode. None: no plain file. The second
+    time is the system's own, which nobody can set back."""
     try:
         if isinstance(file, (str, os.PathLike)):
             path, stat = os.fspath(file), os.stat(file)
@@ -86,7 +87,8 @@ def key(file: Any, about: str = "") -> bytes | None:
     except (OSError, AttributeError, ValueError):
         return None
     path = os.path.abspath(os.fsdecode(path))
-    return f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\0{about}".encode(errors="surrogateescape")
+    seen = (path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_dev, stat.st_ino, about)
+    return "\0".join(map(str, seen)).encode(errors="surrogateescape")
 
 
 def kept(key: bytes) -> tuple[memoryview, memoryview] | None:

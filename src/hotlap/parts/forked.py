@@ -4,11 +4,15 @@ training knows nothing of it."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import gc
 import os
 import pickle
 import select
 import signal
+import stat
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -45,8 +49,10 @@ def _asker(question: Callable[[], Any], reading: int, writing: int) -> int:
     child = fork()
     if child == 0:
         try:  # nothing may leave this process: it stands in the middle of the script
+            gc.disable()  # what the training left behind is not ours to end
             stand_aside()
-            os.write(writing, pickle.dumps(question()))
+            with os.fdopen(writing, "wb") as answering:
+                answering.write(pickle.dumps(question()))
         finally:
             os._exit(0)
     return child
@@ -55,10 +61,15 @@ def _asker(question: Callable[[], Any], reading: int, writing: int) -> int:
 def _answer(reading: int, patience_seconds: float) -> Any:
     waiting = select.poll()  # `select` knows the first 1024 files only
     waiting.register(reading, select.POLLIN)
-    said = os.read(reading, 1 << 16) if waiting.poll(1000 * patience_seconds) else b""
-    if not said:
-        raise NoAnswer("it took too long or ended the process")
-    return pickle.loads(said)
+    said, end_at = bytearray(), time.monotonic() + patience_seconds
+    while waiting.poll(1000 * max(0.0, end_at - time.monotonic())):
+        more = os.read(reading, 1 << 20)
+        if not more and said:
+            return pickle.loads(said)
+        if not more:
+            break
+        said += more
+    raise NoAnswer("it took too long or ended the process")
 
 
 def why_no_fork() -> str | None:
@@ -92,8 +103,28 @@ def stand_aside() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
+    with contextlib.suppress(FileNotFoundError):  # where files cannot be listed they stay shared
+        for file in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                _part_from(file, nowhere)
     os.close(nowhere)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # the script's may lead elsewhere, and holds words
+
+
+def _part_from(file: int, nowhere: int) -> None:
+    """A fork shares its place in every open file: what is read here would be missing there, and what is written here
+    stands there. Memory without a name is for sharing."""
+    name = f"/proc/self/fd/{file}"
+    if not stat.S_ISREG(os.fstat(file).st_mode) or os.readlink(name).startswith("/memfd:"):
+        return
+    if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+        os.dup2(nowhere, file)
+        return
+    place = os.lseek(file, 0, os.SEEK_CUR)
+    own = os.open(name, os.O_RDONLY)
+    os.lseek(own, place, os.SEEK_SET)
+    os.dup2(own, file)
+    os.close(own)
 
 
 def end(child: int) -> None:

@@ -1,9 +1,10 @@
-"""Open files that a data set holds: their place in the file, lock or connection would be shared by a fork."""
+"""What a data set holds that a fork would share: places in open files, locks, connections, memory."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -12,13 +13,22 @@ _IN_MEMORY = (io.BytesIO, io.StringIO)
 _DEPTH, _ITEMS = 3, 32
 
 
-def open_handle(dataset: Any, depth: int = _DEPTH) -> str:
+def open_handle(dataset: Any) -> str:
     """Where among the attributes of a data set an open file is, as `self.file` or `self.inner.file`, or ""."""
+    return _where(_is_handle, dataset, _DEPTH)
+
+
+def shared_value(dataset: Any) -> str:
+    """Where among them something is that other processes see change, such as a `multiprocessing.Value`, or ""."""
+    return _where(_is_shared, dataset, _DEPTH)
+
+
+def _where(is_such: Callable[[Any], bool], dataset: Any, depth: int) -> str:
     for name, value in _attributes(dataset):
-        if _is_handle(value):
+        if is_such(value):
             return f"self.{name}"
         if depth and hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType)):
-            below = open_handle(value, depth - 1)
+            below = _where(is_such, value, depth - 1)
             if below:
                 return f"self.{name}{below.removeprefix('self')}"
     return ""
@@ -27,9 +37,9 @@ def open_handle(dataset: Any, depth: int = _DEPTH) -> str:
 def _attributes(dataset: Any) -> Iterator[tuple[str, Any]]:
     for name, value in list(getattr(dataset, "__dict__", {}).items()):
         yield name, value
-        if isinstance(value, (list, tuple, dict)) and len(value) <= _ITEMS:
+        if isinstance(value, (list, tuple, dict)):  # a long one holds the same kind throughout
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from ((f"{name}[{key!r}]", item) for key, item in items)
+            yield from ((f"{name}[{key!r}]", item) for key, item in islice(items, _ITEMS))
 
 
 def _is_handle(value: Any) -> bool:
@@ -39,3 +49,7 @@ def _is_handle(value: Any) -> bool:
     if package not in _HANDLES:
         return False
     return bool(value) if package == "h5py" else True  # a closed one of h5py is false
+
+
+def _is_shared(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "multiprocessing"

@@ -9,22 +9,31 @@ with probability 0.01 passes them, and so does a clock read in whole seconds.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import gc
 import io
 import os
 import random
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data._utils import worker
 
 from hotlap.parts.forked import NoAnswer, asked
 
 _PATIENCE_SECONDS = 20.0
-_TELLING = {"time": "the clock", "urandom": "the system's random numbers", "time_ns": "the clock"}
+_CLOCKS = (
+    *(time.time, time.time_ns, time.localtime, time.gmtime, time.strftime, time.ctime, time.asctime),
+    *(datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today, datetime.date.today),
+)
+_TELLING = dict.fromkeys(_CLOCKS, "the clock") | {os.urandom: "the system's random numbers"}
+_CHANGING = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
+_WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 def reader(dataset: Any) -> Callable[[list[int]], list[Any]]:
@@ -45,6 +54,8 @@ def why_impure(dataset: Any, indices: Sequence[int], state: Callable[[Any], int]
     def judged() -> str | None:
         try:
             return _judged(dataset, list(indices), state)
+        except _Wrote:
+            return "a sample writes files"
         except BaseException as error:
             return f"reading a sample raised {type(error).__name__}"
 
@@ -56,12 +67,12 @@ def why_impure(dataset: Any, indices: Sequence[int], state: Callable[[Any], int]
 
 
 def _judged(dataset: Any, indices: list[int], state: Callable[[Any], int]) -> str | None:
-    gc.disable()  # what the training left behind is not ours to end
-    read, before = reader(dataset), _generators()
+    read, before, writes = reader(dataset), _generators(), _Writes()
     first = read(indices)  # what is imported on the way is none of the sample's
-    with _Draws() as draws:
-        second = [sample for index in indices for sample in read([index])]  # nor may it depend on its neighbours
+    with _Draws() as draws, _another_worker(dataset):  # nor may it depend on its neighbours, or on who reads it
+        second = [sample for index in reversed(indices) for sample in reversed(read([index]))][::-1]
     state_before = state(dataset)
+    writes.is_forbidden = True  # what is kept on disk was written by now
     with _Calls() as calls, _Words() as words:
         third = read(indices)
     if words.seen:
@@ -71,7 +82,7 @@ def _judged(dataset: Any, indices: list[int], state: Callable[[Any], int]) -> st
     if draws.seen:
         return f"a sample draws random numbers ({draws.seen})"
     if calls.seen:
-        return f"a sample reads {_TELLING[calls.seen]}"
+        return f"a sample reads {calls.seen}"
     now = _generators()  # one made meanwhile is seeded by what is watched for, or always alike
     if any(now.get(generator, state) != state for generator, state in before.items()):
         return "a sample draws random numbers"
@@ -153,12 +164,46 @@ class _Words:
     """What is written where the script's own output goes."""
 
     def __enter__(self) -> _Words:
-        self._own, sys.stdout = sys.stdout, io.StringIO()
+        said = self._said = io.StringIO()
+        self._own, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), said, said
         return self
 
     def __exit__(self, *error: Any) -> None:
-        assert isinstance(sys.stdout, io.StringIO)
-        self.seen, sys.stdout = sys.stdout.getvalue(), self._own
+        self.seen, (sys.stdout, sys.stderr) = self._said.getvalue(), self._own
+
+
+class _Wrote(BaseException):
+    """Nothing of the script's shall catch it."""
+
+
+class _Writes:
+    """Files are written, made or removed, and not for the moment only: raises before that happens. What is added to a
+    file would stand there twice, so that is never let through."""
+
+    is_forbidden = False
+
+    def __init__(self) -> None:
+        self._passing = (tempfile.gettempdir(), "/dev/")
+        sys.addaudithook(self._heard)  # for good, in a process that soon ends
+
+    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        if event not in _CHANGING or not isinstance(args[0], (str, bytes, os.PathLike)):
+            return
+        flags = args[2] if event == "open" else _WRITING
+        is_lasting = not os.path.abspath(os.fsdecode(args[0])).startswith(self._passing)
+        if flags & os.O_APPEND or (self.is_forbidden and flags & _WRITING and is_lasting):
+            raise _Wrote
+
+
+@contextlib.contextmanager
+def _another_worker(dataset: Any) -> Iterator[None]:
+    """As in a loader's worker, and not its first."""
+    own = worker._worker_info
+    worker._worker_info = worker.WorkerInfo(id=1, num_workers=2, seed=1, dataset=dataset)
+    try:
+        yield
+    finally:
+        worker._worker_info = own
 
 
 class _Calls:
@@ -168,12 +213,10 @@ class _Calls:
         self.seen = ""
 
     def __enter__(self) -> _Calls:
-        telling: dict[Callable[..., Any], str] = {time.time: "time", time.time_ns: "time_ns", os.urandom: "urandom"}
-
         def saw(frame: Any, event: str, function: Any) -> None:
             if event == "c_call" and not self.seen:
                 with contextlib.suppress(TypeError):  # not every callable can be looked up
-                    self.seen = telling.get(function, "")
+                    self.seen = _TELLING.get(function, "")
 
         sys.setprofile(saw)
         return self

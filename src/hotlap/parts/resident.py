@@ -102,18 +102,26 @@ class Resident:
         """Once: some of the samples that somebody else made are what is made here, or `Changed` is raised. Workers may
         have been told something by the script that this process was not."""
         if self._has_others and not self._is_proven:
-            kept = numpy.flatnonzero(self._has)
-            for place in kept[:: max(1, len(kept) // _PROVEN)][:_PROVEN].tolist():
-                self._check(place)
+            self._check_some()
             self._is_proven = True
 
-    def batch(self, index: Sequence[int], pinned: bool = False) -> Any:
+    def look_again(self) -> None:
+        """At the start of an epoch: what all samples rest on may have changed since the last one."""
+        if self._count:
+            self._check_some()
+
+    def _check_some(self) -> None:
+        kept = numpy.flatnonzero(self._has)
+        steps = numpy.arange(_PROVEN) * len(kept) // _PROVEN
+        self._check(kept[(self._drawn + steps) % len(kept)])  # others each time
+
+    def batch(self, index: Sequence[int], pinned: bool = False, checked: bool = True) -> Any:
         """The batch the loader would have made. A sample that is not kept yet is loaded now."""
         places = self._places(index)
         if self._count == self._length or not self._load_missing(places):
             self._drawn += 1
-            if self._drawn >= self._check_at and time.monotonic() >= self._check_time:
-                self._check(int(places[self._drawn % len(places)]))
+            if checked and self._drawn >= self._check_at and time.monotonic() >= self._check_time:
+                self._check(places[self._drawn % len(places)][None])
         return self._gathered(places, pinned)
 
     def fill(self, read: Reader, processes: int) -> None:
@@ -153,8 +161,9 @@ class Resident:
 
     def _keep(self, places: Any, batch: Any) -> None:
         leaves, shape = tree_flatten(batch)
+        _fit(leaves, len(places))
         if not self._rows:
-            self._make(leaves, shape, len(places))
+            self._make(leaves, shape)
         if shape != self._shape or [(leaf.shape[1:], leaf.dtype) for leaf in leaves] != self._kinds:
             raise Refused("its samples are not all of one shape")
         for leaf, rows in zip(leaves, self._rows, strict=True):
@@ -167,36 +176,43 @@ class Resident:
             places = torch.from_numpy(places).to(self._device, non_blocking=True)
         return tree_unflatten([rows.gather(places, pinned) for rows in self._rows], self._shape)
 
-    def _check(self, place: int) -> None:
-        """Now and then, for ever: a sample is loaded again and must be what is kept."""
+    def _check(self, places: Any) -> None:
+        """Now and then, for ever: samples are loaded again and must be what is kept."""
         start = time.monotonic()
         try:
-            fresh = tree_leaves(default_collate(self._read([place])))
+            fresh = tree_leaves(default_collate(self._read(places.tolist())))
         except Exception as error:
-            raise Changed(f"sample {place} cannot be loaded again: {type(error).__name__}") from error
-        kept = tree_leaves(self._gathered(numpy.asarray([place])))
+            raise Changed(f"sample {places[0]} cannot be loaded again: {type(error).__name__}") from error
+        kept = tree_leaves(self._gathered(places))
         if not same(fresh, [leaf.cpu() for leaf in kept]):
-            raise Changed(f"sample {place} is no longer what it was")
+            raise Changed(f"sample {places[0]} is no longer what it was")
         now = time.monotonic()
         self._check_at, self._check_time = self._drawn + _CHECKED_EVERY, now + (now - start) / _CHECK_SHARE
 
-    def _make(self, leaves: list[Any], shape: Any, size: int) -> None:
-        if not leaves or not all(type(leaf) is torch.Tensor and leaf.dim() for leaf in leaves):
-            raise Refused("its batches hold more than tensors")
-        if any(len(leaf) != size or leaf.device.type != "cpu" or leaf.layout != torch.strided for leaf in leaves):
-            raise Refused("its batches are not one row a sample in main memory")
-        if any(leaf.is_quantized or leaf.requires_grad or not leaf.is_contiguous() for leaf in leaves):
-            raise Refused("its batches are quantized, part of a graph, or not laid out row by row")
-        if any(not leaf.numel() for leaf in leaves):
-            raise Refused("its samples are empty")
+    def _make(self, leaves: list[Any], shape: Any) -> None:
         self._room.take(self, sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) * self._length)
         self._kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
         self._shape = shape
-        self._has = numpy.frombuffer(mmap.mmap(-1, self._length), dtype=bool)
-        if self._device is None:
-            self._rows = [_HostRows(self._length, *kind) for kind in self._kinds]
-        else:
-            self._rows = [_DeviceRows(self._length, *kind, self._device) for kind in self._kinds]
+        try:
+            self._has = numpy.frombuffer(mmap.mmap(-1, self._length), dtype=bool)
+            if self._device is None:
+                self._rows = [_HostRows(self._length, *kind) for kind in self._kinds]
+            else:
+                self._rows = [_DeviceRows(self._length, *kind, self._device) for kind in self._kinds]
+        except (OSError, torch.OutOfMemoryError) as error:  # the system counts otherwise than we do
+            raise Refused("there is no memory for it") from error
+
+
+def _fit(leaves: list[Any], size: int) -> None:
+    """Whether a batch can be taken apart into rows: every one, since samples need not be alike."""
+    if not leaves or not all(type(leaf) is torch.Tensor and leaf.dim() for leaf in leaves):
+        raise Refused("its batches hold more than tensors")
+    if any(len(leaf) != size or leaf.device.type != "cpu" or leaf.layout != torch.strided for leaf in leaves):
+        raise Refused("its batches are not one row a sample in main memory")
+    if any(leaf.is_quantized or leaf.requires_grad or not leaf.is_contiguous() for leaf in leaves):
+        raise Refused("its batches are quantized, part of a graph, or not laid out row by row")
+    if any(not leaf.numel() for leaf in leaves):
+        raise Refused("its samples are empty")
 
 
 class _HostRows:

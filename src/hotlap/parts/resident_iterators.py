@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
@@ -73,8 +72,7 @@ class Serving(_BaseDataLoaderIter):
         return self._samples.batch(index, self._is_locking, self._made, self._given_workers)
 
     def _made(self, index: Any) -> Any:
-        """As a loader without workers would."""
-        batch = _MapDatasetFetcher(self._dataset, True, self._collate_fn, self._drop_last).fetch(index)
+        batch = self._collate_fn(self._samples.read(index))
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _start_over(self, loader: Any) -> None:

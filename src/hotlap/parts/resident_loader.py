@@ -3,16 +3,20 @@ every epoch, and several over one data set, share it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from hotlap.parts.forked import why_no_fork
-from hotlap.parts.open_files import open_handle
+from hotlap.parts.forked import NoAnswer, asked, why_no_fork
+from hotlap.parts.open_files import open_handle, shared_value
 from hotlap.parts.purity import reader, why_impure
 from hotlap.parts.resident import Changed, Refused, Resident, Room
 from hotlap.parts.resident_iterators import iterator
@@ -22,6 +26,8 @@ _ENOUGH_NOW = 0.99  # in the middle of one, while workers still load the rest fa
 _PROBED = 8
 _ENDLESS = 4  # a sampler that gives so many times more than there is never ends an epoch
 _MOST_FILLERS = 8
+_PATIENCE_SECONDS = 20.0
+_PLAIN = (int, float, str, bool, type(None))
 
 
 def why_not(loader: DataLoader[Any]) -> str | None:
@@ -34,7 +40,7 @@ def why_not(loader: DataLoader[Any]) -> str | None:
         return "its batches come in any order"
     try:
         size, drawn = len(loader.dataset), len(loader.sampler)  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # whatever the script raises there: torch itself never asks
         return "its sampler has no length"
     if not size or drawn > _ENDLESS * size:
         return "its sampler is endless"
@@ -56,11 +62,13 @@ class ResidentSamples:
         device: Any = None,
     ) -> None:  # fmt: skip
         self._dataset = _reference(loader)
-        self.store: Resident | None = Resident(len(loader.dataset), self._read_again, room, device)
+        self.store: Resident | None = Resident(len(loader.dataset), self.read, room, device)
         self._owner, self._has_served = id(_owner(loader)), False
         weakref.finalize(_owner(loader), _served.discard, self._owner)
         self._state, self._given_up = state, given_up
         self._seen_state: int | None = None
+        self._seen_at_a_glance: list[Any] = []
+        self._process = os.getpid()
         self._is_read_here = False  # by a loader without workers
         self._has_fillers = False  # or had, or was found to bear none
 
@@ -95,21 +103,31 @@ class ResidentSamples:
             self._seen_state = self._state(dataset)
         elif self._state(dataset) != self._seen_state:
             self._give_up("the data set changed between two epochs")
+        else:
+            self._look_again()
+        self._seen_at_a_glance = _glance(dataset)
         self._fill(loader.num_workers)
         return self.store is not None
 
+    def _look_again(self) -> None:
+        try:
+            assert self.store is not None
+            self.store.look_again()
+        except Changed as error:
+            self._give_up(str(error))
+
     def _why_impure(self, loader: Any) -> str | None:
-        handle, size = open_handle(loader.dataset), len(loader.dataset)
+        handle, shared, size = open_handle(loader.dataset), shared_value(loader.dataset), len(loader.dataset)
         if handle:
             return f"its data set holds an open file ({handle}), whose place a fork would share"
+        if shared:
+            return f"its data set shares {shared} with other processes, which would see samples being tested"
         probed = [number * (size - 1) // _PROBED for number in range(_PROBED + 1)]
-        if loader.num_workers:  # what they do to their copies of a data set is not seen here anyway
-            return why_impure(loader.dataset, probed)
         return why_impure(loader.dataset, probed, self._state)
 
     def keep(self, index: Any, batch: Any, workers: int) -> None:
         """Take down what a loader made."""
-        if self.store is None:
+        if self.store is None or os.getpid() != self._process:
             return
         try:
             self.store.keep(index, batch)
@@ -118,10 +136,16 @@ class ResidentSamples:
         self._fill(workers)
 
     def batch(self, index: Any, pinned: bool, otherwise: Callable[[Any], Any], workers: int) -> Any:
-        """From the store, or, once that cannot be trusted, as the loader itself would make it."""
+        """From the store, or, once that cannot be trusted, as the loader itself would make it. Without workers a loader
+        sees at once what the script does to its data set; workers see it in the next epoch."""
+        if os.getpid() != self._process:  # a forked copy would write into our rows
+            return otherwise(index)
+        is_as_before = _glance(self._dataset()) == self._seen_at_a_glance
+        if self.store is not None and not workers and not is_as_before:
+            self._give_up("the data set changed in the middle of an epoch")
         if self.store is not None:
             try:
-                batch = self.store.batch(index, pinned)
+                batch = self.store.batch(index, pinned, is_as_before)
             except (Changed, Refused) as error:
                 self._give_up(str(error))
             else:
@@ -152,17 +176,17 @@ class ResidentSamples:
             if why_no_fork() is None and not open_handle(dataset):  # which may have been opened by the first sample
                 self.store.fill(reader(dataset), spare)
 
-    def _read_again(self, index: list[int]) -> Any:
-        """Reading may change a data set, as when it opens its file late. Where workers did the reading so far, that is
-        no change of what it holds."""
+    def read(self, index: Any) -> Any:
+        """Samples as the loader would make them. What only workers read is read in a forked copy: a data set that opens
+        its file when it is read would open it here, and workers forked later would share its place."""
         dataset = self._dataset()
-        if self._is_read_here:
-            return reader(dataset)(index)
-        is_as_before = self._state(dataset) == self._seen_state
-        samples = reader(dataset)(index)
-        if is_as_before:
-            self._seen_state = self._state(dataset)
-        return samples
+        if not self._is_read_here:
+            with contextlib.suppress(NoAnswer):
+                samples = asked(lambda: _read_or_raised(dataset, index), _PATIENCE_SECONDS)
+                if isinstance(samples, ExceptionWrapper):
+                    samples.reraise()
+                return samples
+        return reader(dataset)(index)
 
     def _give_up(self, reason: str) -> None:
         self.close()
@@ -219,6 +243,28 @@ def serves(loader: Any) -> bool:
 
 
 _served: set[int] = set()  # owners, as long as they live
+
+
+def _read_or_raised(dataset: Any, index: Any) -> Any:
+    try:
+        return tree_map_only(torch.Tensor, torch.clone, reader(dataset)(index))  # a view would bring all it looks at
+    except Exception:
+        return ExceptionWrapper(where="in DataLoader worker process 0")
+
+
+def _glance(value: Any, depth: int = 2) -> list[Any]:
+    """The attributes of a data set and of what it is made of, as far as a few microseconds go."""
+    seen: list[Any] = []
+    for one in getattr(value, "__dict__", {}).values():
+        if type(one) in _PLAIN:
+            seen.append(one)
+            continue
+        seen.append(id(one))
+        if type(one) in (list, dict):
+            seen.append(len(one))
+        elif depth and not isinstance(one, type):
+            seen.append(_glance(one, depth - 1))
+    return seen
 
 
 def _owner(loader: Any) -> Any:
