@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -11,6 +12,8 @@ from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
 from hotlap.parts.resident_batches import ResidentBatches
 from hotlap.parts.resident_loader import serves
+from hotlap.parts.resident_mirror import Mirror
+from hotlap.parts.waiting_tensor import Waiting
 
 pytestmark = pytest.mark.gpu
 
@@ -51,3 +54,43 @@ def test_a_script_goes_on_getting_batches_in_main_memory_page_locked() -> None:
         assert serves(loader) and not patch.joints.withdrawn
     finally:
         patch.undo()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_on_the_device_in_the_place_of_batches_in_main_memory(workers: int) -> None:
+    torch.zeros(1, device="cuda")
+    dataset = Powers()
+    loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=workers)
+
+    def epochs() -> list:
+        torch.manual_seed(5)
+        found = []
+        for _ in range(4):
+            for x, half, index in loader:
+                moved = x.to("cuda"), half.cuda(non_blocking=True), index.to("cuda")
+                assert all(one.is_cuda and type(one) is torch.Tensor for one in moved)
+                found.append([one.tolist() for one in moved])
+                moved[0].zero_()
+        return found
+
+    expected = epochs()
+    patch = Patch(Joints())
+    find("resident-dataset").apply(patch, {"on": "device"})
+    try:
+        assert epochs() == expected and not patch.joints.withdrawn
+        (x, *_) = next(iter(loader))
+        assert type(x) is Waiting and x.device.type == "cpu" and x.is_pinned() is False
+    finally:
+        patch.undo()
+
+
+def test_a_batch_taken_on_another_stream_is_whole() -> None:
+    rows = torch.arange(4096.0).view(-1, 1).expand(-1, 4096).contiguous()
+    mirror, side = Mirror([rows], torch.device("cuda", 0)), torch.cuda.Stream()
+    for number in range(20):
+        places = numpy.arange(number, number + 512)
+        (batch,) = mirror.batch(places)
+        with torch.cuda.stream(side):
+            total = batch.to("cuda").sum(1)
+        del batch
+        assert total.tolist() == (4096.0 * torch.from_numpy(places)).tolist()

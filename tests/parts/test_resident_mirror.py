@@ -6,8 +6,10 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from hotlap.parts import resident_mirror
+from hotlap.parts.resident_loader import Residency
 from hotlap.parts.resident_mirror import Mirror
 from hotlap.parts.waiting_tensor import Waiting
 
@@ -58,3 +60,74 @@ def test_what_the_script_does_not_move_is_no_longer_made_there() -> None:
     for _ in range(resident_mirror._UNMOVED):
         mirror.batch(numpy.array([0]))
     assert not mirror.is_of_use
+
+
+class Powers(Dataset):
+    def __init__(self) -> None:
+        self.exponent = 2
+
+    def __len__(self) -> int:
+        return 53
+
+    def __getitem__(self, index: int):
+        return {"x": torch.full((2, 2), float(index) ** self.exponent), "y": (index, index % 7 == 0)}
+
+
+def residency(place: torch.device | None, given_up) -> Residency:
+    return Residency(1 << 24, lambda dataset: dataset.exponent, given_up, lambda: place)
+
+
+def epochs(loader: DataLoader, get=iter, number: int = 4, seen=lambda batch: None) -> list:
+    torch.manual_seed(3)
+    found = []
+    for _ in range(number):
+        for batch in get(loader):
+            seen(batch)
+            found.append((batch["x"].tolist(), batch["y"][0].tolist(), batch["y"][1].tolist()))
+            batch["x"].zero_()
+        found.append(torch.rand(1).item())
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_gives_the_same_batches_in_the_same_order(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident_mirror, "_UNMOVED", 1000)
+    loader = DataLoader(Powers(), batch_size=8, shuffle=True, num_workers=workers)
+    reasons, kinds = [], []
+    own = residency(CPU, reasons.append)
+    given = epochs(loader, lambda one: own.iterator(iter, one), seen=lambda batch: kinds.append(type(batch["x"])))
+    assert given == epochs(loader) and reasons == []
+    assert kinds[:6] == [torch.Tensor] * 6 and kinds[-14:] == [Waiting] * 14
+    own.close()
+
+
+def test_a_script_that_stays_in_main_memory_gets_its_batches_there() -> None:
+    loader = DataLoader(Powers(), batch_size=4, shuffle=True)
+    reasons, kinds = [], []
+    own = residency(CPU, reasons.append)
+    given = epochs(loader, lambda one: own.iterator(iter, one), seen=lambda batch: kinds.append(type(batch["x"])))
+    assert given == epochs(loader) and reasons == []
+    assert kinds.count(Waiting) == resident_mirror._UNMOVED + 1 and kinds[-14:] == [torch.Tensor] * 14
+    own.close()
+
+
+@pytest.mark.parametrize("why", ["no device yet", "no room"])
+def test_without_a_place_nothing_changes(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotlap.parts.resident.has_room", lambda *_: False)
+    loader = DataLoader(Powers(), batch_size=8, shuffle=True)
+    own, kinds = residency(None if why == "no device yet" else CPU, lambda reason: None), set()
+    given = epochs(loader, lambda one: own.iterator(iter, one), seen=lambda batch: kinds.add(type(batch["x"])))
+    assert given == epochs(loader) and kinds == {torch.Tensor}
+    own.close()
+
+
+def test_a_data_set_that_changes_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident_mirror, "_UNMOVED", 1000)
+    dataset, reasons = Powers(), []
+    loader, own = DataLoader(dataset, batch_size=8), residency(CPU, reasons.append)
+    epochs(loader, lambda one: own.iterator(iter, one), number=3)
+    dataset.exponent = 3
+    (batch, *_) = own.iterator(iter, loader)
+    assert batch["x"][:, 0, 0].tolist() == [float(number) ** 3 for number in range(8)]
+    assert len(reasons) == 1 and "changed" in reasons[0]
+    own.close()

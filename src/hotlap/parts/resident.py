@@ -7,8 +7,9 @@
     store.keep([1, 5], batch)         # takes down the rows of a batch that somebody else made
     store.fill(reader(dataset), 4)    # four processes load the rest, with the lowest priority, while training goes on
 
-With `device="cuda"` the rows lie there and batches are gathered there; `hotlap.parts.resident_batches` is that in one
-line. One thread at a time may change a store, which a lock sees to; gathering needs none.
+With `place=lambda: torch.device("cuda")` the rows of a full store lie there as well, and batches that the script moves
+there are gathered there. With `device="cuda"` they lie there only; `hotlap.parts.resident_batches` is that in one line.
+One thread at a time may change a store, which a lock sees to; gathering needs none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import mmap
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -29,6 +30,7 @@ from torch.utils.data import default_collate
 from hotlap.parts.purity import reader as reader
 from hotlap.parts.purity import same
 from hotlap.parts.resident_filler import Filler, Reader
+from hotlap.parts.resident_mirror import Mirror, has_room
 
 _CHECKED_EVERY = 16  # batches; and never more than this share of the time:
 _CHECK_SHARE = 0.01
@@ -62,8 +64,12 @@ class Room:
 class Resident:
     """The samples of one map-style data set. A store without room for all of them raises `Refused`."""
 
-    def __init__(self, length: int, read: Reader, room: Room, device: Any = None) -> None:
+    def __init__(
+        self, length: int, read: Reader, room: Room, device: Any = None, place: Callable[[], Any] | None = None
+    ) -> None:
+        """`place`: where batches will go, asked once the store is full; None as long as that is not known."""
         self._length, self._read, self._room, self._device = length, read, room, device
+        self._place, self._mirror = place, None
         self._rows: list[Any] = []  # of the host or of the device
         self._kinds: list[tuple[Any, Any]] = []  # shape and dtype of a sample in each
         self._shape: Any = None  # of the batch as a structure
@@ -122,7 +128,24 @@ class Resident:
             self._drawn += 1
             if checked and self._drawn >= self._check_at and time.monotonic() >= self._check_time:
                 self._check(places[self._drawn % len(places)][None])
+        mirror = self._mirrored() if self._place is not None else None
+        if mirror is not None:
+            return tree_unflatten(mirror.batch(places), self._shape)
         return self._gathered(places, pinned)
+
+    def _mirrored(self) -> Mirror | None:
+        """The rows on the device, where the script will want its batches."""
+        if self._mirror is None and self._count == self._length:
+            device = self._place() if self._place is not None else None
+            if device is None:
+                return None
+            if has_room(sum(rows.array.nbytes for rows in self._rows), device):
+                self._mirror = Mirror([rows.tensor for rows in self._rows], device)
+            else:
+                self._place = None
+        if self._mirror is not None and not self._mirror.is_of_use:
+            self._mirror = self._place = None
+        return self._mirror
 
     def fill(self, read: Reader, processes: int) -> None:
         """Load what is missing in processes of their own; what they have made is taken in as batches are drawn."""
@@ -224,6 +247,10 @@ class _HostRows:
         row_bytes = math.prod(shape) * dtype.itemsize
         memory = mmap.mmap(-1, length * row_bytes)
         self.array = numpy.frombuffer(memory, dtype=numpy.uint8).reshape(length, row_bytes)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return torch.from_numpy(self.array).view(self._dtype).view(-1, *self._shape)
 
     def write(self, places: Any, leaf: Any) -> None:
         self.array[places] = leaf.contiguous().view(len(leaf), -1).view(torch.uint8).numpy()

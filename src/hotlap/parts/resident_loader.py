@@ -59,10 +59,10 @@ class ResidentSamples:
 
     def __init__(
         self, loader: Any, room: Room, state: Callable[[Any], int], given_up: Callable[[str], None],
-        device: Any = None,
+        device: Any = None, place: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
         self._dataset = _reference(loader)
-        self.store: Resident | None = Resident(len(loader.dataset), self.read, room, device)
+        self.store: Resident | None = Resident(len(loader.dataset), self.read, room, device, place)
         self._owner, self._has_served = id(_owner(loader)), False
         weakref.finalize(_owner(loader), _served.discard, self._owner)
         self._state, self._given_up = state, given_up
@@ -197,8 +197,12 @@ class ResidentSamples:
 class Residency:
     """Every loader of a process. `iterator` stands in the place of `DataLoader._get_iterator`."""
 
-    def __init__(self, limit_bytes: int, state: Callable[[Any], int], given_up: Callable[[str], None]) -> None:
-        self._room, self._state, self._given_up = Room(limit_bytes), state, given_up
+    def __init__(
+        self, limit_bytes: int, state: Callable[[Any], int], given_up: Callable[[str], None],
+        place: Callable[[], Any] | None = None,
+    ) -> None:  # fmt: skip
+        """`place`: of the device that batches go to, where their rows shall lie there as well."""
+        self._room, self._state, self._given_up, self._place = Room(limit_bytes), state, given_up, place
         self._kept: dict[int, ResidentSamples] = {}  # by the identity of what owns them
         self._live, self._process = 0, os.getpid()
 
@@ -221,7 +225,7 @@ class Residency:
         owner = _owner(loader)
         if id(owner) not in self._kept:
             self._live += 1
-            self._kept[id(owner)] = ResidentSamples(loader, self._room, self._state, self._lost)
+            self._kept[id(owner)] = ResidentSamples(loader, self._room, self._state, self._lost, place=self._place)
             weakref.finalize(owner, self._forget, id(owner))
         return self._kept[id(owner)]
 
