@@ -1,10 +1,5 @@
 """The rows of a store that is full, once more on a device. Batches are gathered there by index; for all the script can
-tell they lie in main memory, and moving one to the device costs nothing.
-
-    mirror = Mirror(rows, torch.device("cuda"))
-    images, labels = mirror.batch(numpy.array([3, 1, 4]))
-    images.to("cuda")  # is there already
-"""
+tell they lie in main memory, and moving one to the device costs nothing."""
 
 from __future__ import annotations
 
