@@ -18,6 +18,7 @@ import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
+from waiting import comes_true
 
 from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.observe.joints import Joints
@@ -271,6 +272,28 @@ def test_as_python_alone(script: Callable[[], Any], tmp_path: Path, monkeypatch:
             found.append(script())
     assert found[1] == found[0]
     assert found[2] == found[0]
+
+
+@pytest.mark.parametrize("odd", ["in a graph", "of another structure", "of another dtype"])
+def test_who_fills_the_store_leaves_alone_what_does_not_fit(odd: str) -> None:
+    """Whoever comes to it first: the loader, or a process that loads the rest."""
+
+    class Odd(Plain):
+        def __getitem__(self, index: int) -> Any:
+            if index != 20:
+                return {"x": torch.full((3,), float(index))}
+            sample = torch.full((3,), 20.0, requires_grad=odd == "in a graph")
+            name = "y" if odd == "of another structure" else "x"
+            return {name: sample.double() if odd == "of another dtype" else sample}
+
+    dataset = Odd()
+    store = Resident(LENGTH, resident.reader(dataset), Room(1 << 20))
+    store.batch(list(range(8)))
+    store.fill(resident.reader(dataset), 1)
+    assert comes_true(lambda: store.share < 1 and not store._filler._children)
+    assert store._has[21:].all() and not store._has[8:21].any()
+    with pytest.raises(resident.Refused):
+        store.batch([20, 21])
 
 
 def test_memory_that_is_not_granted(monkeypatch: pytest.MonkeyPatch) -> None:

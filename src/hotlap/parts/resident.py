@@ -29,7 +29,7 @@ from torch.utils.data import default_collate
 
 from hotlap.parts.purity import reader as reader
 from hotlap.parts.purity import same
-from hotlap.parts.resident_filler import Filler, Reader
+from hotlap.parts.resident_filler import Filler, Form, Reader, why_no_rows
 from hotlap.parts.resident_mirror import Mirror, has_room
 
 _CHECKED_EVERY = 16  # batches; and never more than this share of the time:
@@ -71,8 +71,7 @@ class Resident:
         self._length, self._read, self._room, self._device = length, read, room, device
         self._place, self._mirror = place, None
         self._rows: list[Any] = []  # of the host or of the device
-        self._kinds: list[tuple[Any, Any]] = []  # shape and dtype of a sample in each
-        self._shape: Any = None  # of the batch as a structure
+        self._form = Form(None, [])
         self._has = numpy.zeros(0, dtype=bool)
         self._count = self._drawn = 0
         self._check_at, self._check_time = _CHECKED_EVERY, 0.0
@@ -130,7 +129,7 @@ class Resident:
                 self._check(places[self._drawn % len(places)][None])
         mirror = self._mirrored() if self._place is not None else None
         if mirror is not None:
-            return tree_unflatten(mirror.batch(places), self._shape)
+            return tree_unflatten(mirror.batch(places), self._form.structure)
         return self._gathered(places, pinned)
 
     def _mirrored(self) -> Mirror | None:
@@ -151,7 +150,7 @@ class Resident:
         """Load what is missing in processes of their own; what they have made is taken in as batches are drawn."""
         if self._filler is None and self._device is None and self._rows and self._count < self._length:
             arrays = [rows.array for rows in self._rows]
-            self._filler = Filler(read, arrays, self._has, self._kinds, processes)
+            self._filler = Filler(read, arrays, self._has, self._form, processes)
             weakref.finalize(self, self._filler.close)
 
     def close(self) -> None:
@@ -183,11 +182,14 @@ class Resident:
         return bool(len(missing))
 
     def _keep(self, places: Any, batch: Any) -> None:
-        leaves, shape = tree_flatten(batch)
-        _fit(leaves, len(places))
+        leaves, structure = tree_flatten(batch)
+        reason = why_no_rows(leaves, len(places))
+        if reason:
+            raise Refused(reason)
+        form = Form.of(leaves, structure)
         if not self._rows:
-            self._make(leaves, shape)
-        if shape != self._shape or [(leaf.shape[1:], leaf.dtype) for leaf in leaves] != self._kinds:
+            self._make(form)
+        if form != self._form:
             raise Refused("its samples are not all of one shape")
         for leaf, rows in zip(leaves, self._rows, strict=True):
             rows.write(places, leaf)
@@ -197,7 +199,7 @@ class Resident:
     def _gathered(self, places: Any, pinned: bool = False) -> Any:
         if self._device is not None:
             places = torch.from_numpy(places).to(self._device, non_blocking=True)
-        return tree_unflatten([rows.gather(places, pinned) for rows in self._rows], self._shape)
+        return tree_unflatten([rows.gather(places, pinned) for rows in self._rows], self._form.structure)
 
     def _check(self, places: Any) -> None:
         """Now and then, for ever: samples are loaded again and must be what is kept."""
@@ -212,30 +214,17 @@ class Resident:
         now = time.monotonic()
         self._check_at, self._check_time = self._drawn + _CHECKED_EVERY, now + (now - start) / _CHECK_SHARE
 
-    def _make(self, leaves: list[Any], shape: Any) -> None:
-        self._room.take(self, sum(leaf[0].numel() * leaf.element_size() for leaf in leaves) * self._length)
-        self._kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        self._shape = shape
+    def _make(self, form: Form) -> None:
+        self._room.take(self, sum(math.prod(shape) * dtype.itemsize for shape, dtype in form.kinds) * self._length)
+        self._form = form
         try:
             self._has = numpy.frombuffer(mmap.mmap(-1, self._length), dtype=bool)
             if self._device is None:
-                self._rows = [_HostRows(self._length, *kind) for kind in self._kinds]
+                self._rows = [_HostRows(self._length, *kind) for kind in form.kinds]
             else:
-                self._rows = [_DeviceRows(self._length, *kind, self._device) for kind in self._kinds]
+                self._rows = [_DeviceRows(self._length, *kind, self._device) for kind in form.kinds]
         except (OSError, torch.OutOfMemoryError) as error:  # the system counts otherwise than we do
             raise Refused("there is no memory for it") from error
-
-
-def _fit(leaves: list[Any], size: int) -> None:
-    """Whether a batch can be taken apart into rows: every one, since samples need not be alike."""
-    if not leaves or not all(type(leaf) is torch.Tensor and leaf.dim() for leaf in leaves):
-        raise Refused("its batches hold more than tensors")
-    if any(len(leaf) != size or leaf.device.type != "cpu" or leaf.layout != torch.strided for leaf in leaves):
-        raise Refused("its batches are not one row a sample in main memory")
-    if any(leaf.is_quantized or leaf.requires_grad or not leaf.is_contiguous() for leaf in leaves):
-        raise Refused("its batches are quantized, part of a graph, or not laid out row by row")
-    if any(not leaf.numel() for leaf in leaves):
-        raise Refused("its samples are empty")
 
 
 class _HostRows:

@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
 from hotlap.parts.forked import end, fork, stand_aside
@@ -24,12 +24,34 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 Reader = Callable[[list[int]], list[Any]]
 
 
+class Form(NamedTuple):
+    """What all batches have in common: their structure, and shape and dtype of a sample in each row."""
+
+    structure: Any
+    kinds: list[tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any], structure: Any) -> Form:
+        return cls(structure, [(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+
+
+def why_no_rows(leaves: Sequence[Any], size: int) -> str:
+    """Why a batch cannot be taken apart into rows, or "". Asked of every one, since samples need not be alike."""
+    if not leaves or not all(type(leaf) is torch.Tensor and leaf.dim() for leaf in leaves):
+        return "its batches hold more than tensors"
+    if any(len(leaf) != size or leaf.device.type != "cpu" or leaf.layout != torch.strided for leaf in leaves):
+        return "its batches are not one row a sample in main memory"
+    if any(leaf.is_quantized or leaf.requires_grad or not leaf.is_contiguous() for leaf in leaves):
+        return "its batches are quantized, part of a graph, or not laid out row by row"
+    return "its samples are empty" if any(not leaf.numel() for leaf in leaves) else ""
+
+
 class Filler:
     """Forked from the calling thread, which must be the main one: the processes end when it does. `rows` (bytes) are
     written by them, `has` (which of them are there) only by the caller, who learns from `collect` what was made."""
 
     def __init__(
-        self, read: Reader, rows: Sequence[Any], has: Any, kinds: Sequence[tuple[Any, Any]], processes: int
+        self, read: Reader, rows: Sequence[Any], has: Any, form: Form, processes: int
     ) -> None:  # fmt: skip
         self._owner = os.getpid()
         self._children: list[int] = []
@@ -48,7 +70,7 @@ class Filler:
             if child == 0:
                 try:
                     _come_down(library)
-                    _fill(read, rows, has, kinds, range(len(has) - 1 - number, -1, -processes), writing, self._owner)
+                    _fill(read, rows, has, form, range(len(has) - 1 - number, -1, -processes), writing, self._owner)
                 finally:
                     os._exit(0)
             self._children.append(child)
@@ -97,23 +119,23 @@ def _come_down(library: Any) -> None:
 
 
 def _fill(
-    read: Reader, rows: Sequence[Any], has: Any, kinds: Any, order: Sequence[int], writing: int, owner: int
+    read: Reader, rows: Sequence[Any], has: Any, form: Form, order: Sequence[int], writing: int, owner: int
 ) -> None:  # fmt: skip
     for place in numpy.flatnonzero(has)[:_PROVEN].tolist():
-        if any((kept[place] != made).any() for kept, made in zip(rows, _made(read, place, kinds), strict=True)):
+        if any((kept[place] != made).any() for kept, made in zip(rows, _made(read, place, form), strict=True)):
             return
     for place in order:
         if os.getppid() != owner:
             return
         if not has[place]:
-            for kept, made in zip(rows, _made(read, place, kinds), strict=True):
+            for kept, made in zip(rows, _made(read, place, form), strict=True):
                 kept[place] = made
             os.write(writing, place.to_bytes(8, sys.byteorder))
 
 
-def _made(read: Reader, place: int, kinds: Any) -> list[Any]:
+def _made(read: Reader, place: int, form: Form) -> list[Any]:
     """A sample as bytes, one array for each row. One of another form ends the process: the loader will meet it."""
-    leaves = tree_leaves(default_collate(read([place])))
-    if [(leaf.shape[1:], leaf.dtype) for leaf in leaves] != kinds:
+    leaves, structure = tree_flatten(default_collate(read([place])))
+    if why_no_rows(leaves, 1) or Form.of(leaves, structure) != form:
         raise ValueError(place)
     return [leaf.contiguous().reshape(1, -1).view(torch.uint8).numpy()[0] for leaf in leaves]
