@@ -194,7 +194,7 @@ def test_a_number_named_by_hand_is_for_every_loader(monkeypatch: pytest.MonkeyPa
         assert DataLoader(TensorDataset(torch.zeros(64)), 4, num_workers=1).num_workers == 1
         (words,) = on.shown
     assert words.startswith(
-        "loader-workers (num_workers 5, everywhere True): the loader of Numbers has num_workers=2, not 5"
+        "loader-workers (num_workers 5, everywhere True): the loader of Numbers has num_workers=2, not 5: it has too"
     )
     assert "Stream has num_workers=1, not 5: its data set is iterable" in words and "of TensorDataset has" in words
 

@@ -220,8 +220,8 @@ def _give_workers(setting: Setting, wanted: int, is_for_all: bool, chosen: dict[
     has, dataset, context = chosen["num_workers"], chosen["dataset"], chosen["multiprocessing_context"]
     method = start_method(context)
     depth = int(setting.get("prefetch_factor", chosen["prefetch_factor"] or DEPTH))
-    most = wanted if is_for_all else max(2, os.cpu_count() or 1)
-    busy = min(wanted, most, max(has, _batches(chosen) // 2))  # a worker wants something to do
+    most = wanted if is_for_all else min(wanted, max(2, os.cpu_count() or 1))
+    busy = min(most, max(has, _batches(chosen) // 2))  # a worker wants something to do
     if is_in_memory(dataset):
         return "its data set already lies in memory as tensors"
     if busy < 1:
@@ -242,7 +242,9 @@ def _give_workers(setting: Setting, wanted: int, is_for_all: bool, chosen: dict[
         chosen.update(_given(setting, "persistent_workers"))
     if workers < busy:
         return "memory is short"
-    return "more would have no core, or nothing to do" if workers < wanted else ""
+    if busy < most:
+        return "it has too few batches for more"
+    return "there is no core for more" if most < wanted else ""
 
 
 def _that_fit(workers: int, depth: int, chosen: dict[str, Any], method: str) -> int:
