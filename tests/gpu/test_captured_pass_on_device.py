@@ -114,7 +114,7 @@ def test_two_kinds_of_batches_in_turns() -> None:
     sizes = {"size": lambda number: 12 if number % 3 == 2 else 32, "steps": 90}
     theirs, _ = train(plain, **sizes)
     ours, _ = train(model, own, **sizes)
-    assert own.refused == "" and len(own._graphs) == 2 and own.replays > 70
+    assert own.refused == "" and own._recordings == 2 and own.replays > 70
     assert_same(plain, model, theirs, ours)
 
 

@@ -93,4 +93,5 @@ def test_a_batch_taken_on_another_stream_is_whole() -> None:
         with torch.cuda.stream(side):
             total = batch.to("cuda").sum(1)
         del batch
+        side.synchronize()
         assert total.tolist() == (4096.0 * torch.from_numpy(places)).tolist()

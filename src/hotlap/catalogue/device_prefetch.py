@@ -66,9 +66,11 @@ class DevicePrefetch(Technique):
         return [Try(self.default, max(on_host, shares(run.device_parts)["copy"]))]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
+        from hotlap.parts.device_queues import open_all
         from hotlap.parts.early_batches import EarlyBatches
         from hotlap.parts.early_copies import copier_for
 
+        patch.on_undo(open_all())
         early = EarlyBatches(copier_for, int(setting.get("ahead", self.default["ahead"])), patch.withdraw)
 
         def drew(proceed: Any, iterator: Any) -> Any:

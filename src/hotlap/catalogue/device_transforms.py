@@ -80,7 +80,9 @@ class DeviceTransforms(Technique):
         import torch
 
         from hotlap.parts.device_batches import DeviceBatches, device_in_use
+        from hotlap.parts.device_queues import open_all
 
+        patch.on_undo(open_all())
         judge = patch.compare("difference of the first images, as a share of what is allowed", limit=1.0)
         wanted = {**self.default, **setting}
         place = device_in_use if wanted["device"] == "cuda" else functools.partial(torch.device, str(wanted["device"]))

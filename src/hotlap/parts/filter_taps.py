@@ -18,7 +18,7 @@ _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}
 def taps(numbers: np.ndarray, device: torch.device, filter: str, is_whole: bool) -> tuple[Tensor, Tensor]:
     """Source places (N, out, K) and their weights in float64, of views, a resize, and views of what it gave.
 
-    The weights of levels are whole numbers of 22 bits. No place is named twice by one row, except with one weight."""
+    The weights of levels are whole numbers of 22 bits. Where nothing is weighed, the place may be any."""
     table, longest = sent(numbers, device), int(numbers[:, PER_AXIS - 1].max())
     at = torch.arange(longest, device=device).expand(len(numbers), -1)
     place, there = places(table[:, PER_AXIS - 5 : PER_AXIS], at, "constant", shows_all(numbers[:, PER_AXIS - 5 :]))
@@ -36,7 +36,18 @@ def taps(numbers: np.ndarray, device: torch.device, filter: str, is_whole: bool)
         weight = weight * there[:, :, None]
     if inside is not None:
         weight = weight * inside
-    return _without_nothing(source, weight)
+    return source, weight
+
+
+def taps_each(numbers: np.ndarray, filter: str) -> np.ndarray:
+    """How many places each image's own looks take in, at most; the rest of what `taps` gives weighs nothing."""
+    if filter == "nearest":
+        return np.ones(len(numbers), dtype=np.int64)
+    return np.ceil(_reach(numbers, filter)).astype(np.int64) * 2 + 1
+
+
+def _reach(numbers: np.ndarray, filter: str) -> np.ndarray:
+    return np.maximum(numbers[:, 4] / numbers[:, 5], 1.0) * _SUPPORT[filter]
 
 
 def shows_all(views: np.ndarray, any_length: bool = False) -> bool:
@@ -50,8 +61,7 @@ def shows_all(views: np.ndarray, any_length: bool = False) -> bool:
 
 def _weighted(numbers: np.ndarray, place: Tensor, filter: str, length: Tensor) -> tuple[Tensor, Tensor]:
     scale = numbers[:, 4] / numbers[:, 5]
-    stretch = np.maximum(scale, 1.0)
-    reach = stretch * _SUPPORT[filter]
+    stretch, reach = np.maximum(scale, 1.0), _reach(numbers, filter)
     fractions = sent(np.stack([scale, reach, 1.0 / stretch]), place.device)[:, :, None, None]
     centre = (place[:, :, None].double() + 0.5) * fractions[0]
     first = (centre - fractions[1] + 0.5).clamp(min=0).long()
@@ -82,8 +92,8 @@ def _nearest(numbers: np.ndarray) -> np.ndarray:
     return table
 
 
-def _without_nothing(place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What weighs nothing says the same as what weighs most: whichever is written last, the matrix is the same."""
+def without_nothing(place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What weighs nothing says the same as what weighs most: whichever is written last, a matrix is the same."""
     most, best = weight.max(2, keepdim=True)
     is_some = weight != 0
     return torch.where(is_some, place, place.gather(2, best)), torch.where(is_some, weight, most)

@@ -2,13 +2,15 @@
 
 Each image has two matrices, one for its columns and one for its rows. A row of a matrix holds the few weights by which
 one place of the result looks at the source, so crops, flips and pads are other rows, not other work. As Pillow does:
-columns first (or rows, see `pillow_takes_rows_first`), weights of 22 bits, whole levels between the two products. Where
-nothing is resized, pixels are picked. Images are taken in parts of similar size, so that no intermediate tensor exceeds
-`MOST_ELEMENTS`."""
+columns first (or rows, see `pillow_takes_rows_first`), weights of 22 bits, whole levels between the two products. On a
+GPU kernels of our own look at those few weights alone, and no matrix is written. Where nothing is resized, pixels are
+picked. Images are taken in parts of similar size, so that no intermediate tensor exceeds `MOST_ELEMENTS`."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from hotlap.parts.axis_views import PER_AXIS, Frame, places
 from hotlap.parts.exact_products import half_type, in_halves, levels_times, product
-from hotlap.parts.filter_taps import pillow_takes_rows_first, shows_all, taps
+from hotlap.parts.filter_taps import pillow_takes_rows_first, shows_all, taps, taps_each, without_nothing
 from hotlap.parts.packed_images import MOST_ELEMENTS, SPARE, Images, sent
 
 
@@ -47,14 +49,25 @@ class Framing:
         return Frame(height, width)
 
     def run(self, images: Images, numbers: np.ndarray) -> Images:
+        work = _Picking if self.filter is None else _Resizing
+        if work is _Resizing and self.is_whole and kernels(images.device) is not None:
+            work = _Looking
+        try:
+            return self._made(images, numbers, work)
+        except Exception as error:
+            if work is not _Looking or isinstance(error, torch.OutOfMemoryError):
+                raise
+            _unusable.add(images.device.type)  # no compiler, above all
+            return self._made(images, numbers, _Resizing)
+
+    def _made(self, images: Images, numbers: np.ndarray, work: type[_Work]) -> Images:
         keeps_whole = self.border not in (None, "constant")
         rows = _Axis.of(numbers[:, :PER_AXIS], images.heights, keeps_whole)
         columns = _Axis.of(numbers[:, PER_AXIS:], images.widths, keeps_whole, begins=images.spare > 0)
-        parts = self._parts(rows, columns, images.channels)
+        parts = self._parts(rows, columns, work.elements(rows, columns, images.channels))
         order = np.concatenate([part for part, _ in parts])
         starts = images.starts + rows.begin * images.strides + columns.begin
         addresses = sent(np.stack([starts, images.planes, images.strides])[:, order], images.device)
-        work = _Picking if self.filter is None else _Resizing
         several = work(self, images, rows.taken(order), columns.taken(order), addresses)
         shape = (len(images), images.channels, rows.longest, columns.longest)
         pixels = torch.empty(shape, dtype=images.flat.dtype, device=images.device)
@@ -64,21 +77,17 @@ class Framing:
             pixels.index_copy_(0, chosen[here], several.made(here, rows_first))
         return Images.stacked(pixels, rows.lengths, columns.lengths)
 
-    def _parts(self, rows: _Axis, columns: _Axis, channels: int) -> list[tuple[np.ndarray, bool]]:
+    def _parts(
+        self, rows: _Axis, columns: _Axis, sides: tuple[np.ndarray, np.ndarray]
+    ) -> list[tuple[np.ndarray, bool]]:
         """Images of similar size together, and those apart whose rows are resized first."""
         order = np.argsort(rows.count * columns.count, kind="stable")
-        heights, widths = rows.count, columns.count * channels
-        if self.filter is None:
-            heights, widths = np.maximum(heights, rows.longest), np.maximum(widths, columns.longest * channels)
-            return [(part, False) for part in _within_bound(order, heights, widths)]
         shrinks, narrows = (axis.numbers[:, 4] - axis.numbers[:, 5] for axis in (rows, columns))
         is_tall = (shrinks > 0) & (shrinks > 2 * narrows)
-        if not self.is_whole or not self.by_pillow or not pillow_takes_rows_first():
+        if self.filter is None or not self.is_whole or not self.by_pillow or not pillow_takes_rows_first():
             is_tall[:] = False
-        heights = np.maximum(heights, 2 * rows.longest)  # results in halves, of each pass
-        widths = np.maximum(widths, 2 * columns.longest * channels)
         groups = [(order[is_tall[order] == tall], tall) for tall in (False, True)]
-        return [(part, tall) for group, tall in groups for part in _within_bound(group, heights, widths)]
+        return [(part, tall) for group, tall in groups for part in _within_bound(group, *sides)]
 
 
 @dataclass
@@ -118,7 +127,15 @@ class _Work:
         self.device = images.device
         self.prepare()
 
+    @staticmethod
+    def elements(rows: _Axis, columns: _Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Two numbers an image, whose product bounds what is made of it on the way."""
+        return np.maximum(rows.count, rows.longest), channels * np.maximum(columns.count, columns.longest)
+
     def prepare(self) -> None:
+        raise NotImplementedError
+
+    def made(self, here: slice, rows_first: bool) -> Tensor:
         raise NotImplementedError
 
     def source(self, here: slice, rows: Tensor) -> Tensor:
@@ -154,17 +171,60 @@ class _Picking(_Work):
         return pixels
 
 
-class _Resizing(_Work):
+class _Weighing(_Work):
+    """A resize, from the weights of both axes."""
+
     def prepare(self) -> None:
         framing = self.framing
         both = np.concatenate([self.rows.numbers, self.columns.numbers])  # one launch for two axes
         place, weight = taps(both, self.device, str(framing.filter), framing.is_whole)
         number, rows, columns = len(self.rows.numbers), self.rows.longest, self.columns.longest
-        self.down = self._written(place[:number, :rows], weight[:number, :rows])
-        self.across = self._written(place[number:, :columns], weight[number:, :columns])
+        self.down = self.written(place[:number, :rows], weight[:number, :rows])
+        self.across = self.written(place[number:, :columns], weight[number:, :columns])
 
-    def _written(self, place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def written(self, place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class _Looking(_Weighing):
+    """By kernels."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        axes = np.stack([taps_each(axis.numbers, str(self.framing.filter)) for axis in (self.rows, self.columns)])
+        self.taken = sent(axes, self.device)
+
+    def written(self, place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Neighbouring places side by side."""
+        kept = (place.to(torch.int32), weight.to(torch.int32))
+        return kept[0].transpose(1, 2).contiguous(), kept[1].transpose(1, 2).contiguous()
+
+    def made(self, here: slice, rows_first: bool) -> Tensor:
+        own, channels = kernels(self.device), self.images.channels
+        assert own is not None
+        down, across = (
+            own.Taps(place[here], weight[here], taken[here])
+            for (place, weight), taken in zip((self.down, self.across), self.taken, strict=True)
+        )
+        source = own.Planes(self.images.flat, *self.addresses[:, here])
+        if rows_first:
+            made: Tensor = own.down(source, down, channels, self.columns.count[here])
+            return own.across(own.Planes.of(made), across, channels, _each(made.shape[2], made))
+        made = own.across(source, across, channels, self.rows.count[here])
+        return own.down(own.Planes.of(made), down, channels, _each(made.shape[3], made))
+
+
+class _Resizing(_Weighing):
+    """By products with matrices."""
+
+    @staticmethod
+    def elements(rows: _Axis, columns: _Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Results are in halves."""
+        return np.maximum(rows.count, 2 * rows.longest), channels * np.maximum(columns.count, 2 * columns.longest)
+
+    def written(self, place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As the matrices will have them: in halves where the device has matrix units."""
+        place, weight = without_nothing(place, weight)
         if not self.framing.is_whole:
             return place, weight.to(self.images.flat.dtype)
         half = half_type(self.device)
@@ -190,6 +250,26 @@ class _Resizing(_Work):
         pixels = pixels.view(number, height, channels * width)
         made = levels_times(weights, pixels, 1) if self.framing.is_whole else product(weights, pixels)
         return made.view(number, -1, channels, width)
+
+
+def _each(number: int, images: Tensor) -> np.ndarray:
+    return np.full(len(images), number)
+
+
+_unusable: set[str] = set()  # kinds of devices on which kernels of ours could not be started
+
+
+def kernels(device: torch.device) -> ModuleType | None:
+    return None if device.type != "cuda" or device.type in _unusable else _kernels()
+
+
+@functools.cache
+def _kernels() -> ModuleType | None:
+    try:
+        from hotlap.parts import resampling_kernels
+    except ImportError:
+        return None
+    return resampling_kernels
 
 
 def _matrix(written: tuple[Tensor, Tensor], here: slice, count: int) -> Tensor:

@@ -1,0 +1,102 @@
+"""Pillow's resize of levels as two Triton kernels, one for each axis: only the few weights that count are looked at.
+
+Imported where triton is there: it comes with torch's CUDA builds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hotlap.parts.exact_products import WEIGHT_BITS
+from hotlap.parts.packed_images import sent
+
+_HIGH, _WIDE = 16, 64  # of the tile that one program makes
+
+
+class Taps(NamedTuple):
+    """Where each place of an axis looks, and with what weights: two of N, K, length; and how many of the K count."""
+
+    place: Tensor
+    weight: Tensor
+    taken: Tensor
+
+
+class Planes(NamedTuple):
+    """Row r of channel c of image n starts at `start[n] + c * plane[n] + r * stride[n]` of `flat`."""
+
+    flat: Tensor
+    start: Tensor
+    plane: Tensor
+    stride: Tensor
+
+    @classmethod
+    def of(cls, pixels: Tensor) -> Planes:
+        """Of one N, C, H, W."""
+        number, channels, height, width = pixels.shape
+        start = torch.arange(number, device=pixels.device) * (channels * height * width)
+        return cls(pixels, start, torch.full_like(start, height * width), torch.full_like(start, width))
+
+
+def across(source: Planes, taps: Taps, channels: int, heights: np.ndarray) -> Tensor:
+    """Columns resized. N, C, the most of `heights`, length; rows beyond an image's own height are not written."""
+    shape = (len(taps.place), channels, int(heights.max()), taps.place.shape[2])
+    return _launched(source, taps, heights, shape, is_across=True)
+
+
+def down(source: Planes, taps: Taps, channels: int, widths: np.ndarray) -> Tensor:
+    """Rows resized, likewise: N, C, length, the most of `widths`."""
+    shape = (len(taps.place), channels, taps.place.shape[2], int(widths.max()))
+    return _launched(source, taps, widths, shape, is_across=False)
+
+
+def _launched(
+    source: Planes, taps: Taps, counts: np.ndarray, shape: tuple[int, int, int, int], is_across: bool
+) -> Tensor:
+    number, channels, height, width = shape
+    made = torch.empty(shape, dtype=torch.uint8, device=source.flat.device)
+    counted = sent(counts, made.device)
+    grid = (number * channels, triton.cdiv(height, _HIGH), triton.cdiv(width, _WIDE))
+    _resampled[grid](
+        source.flat, source.start, source.plane, source.stride, taps.place, taps.weight, taps.taken,
+        counted, made, channels, height, width, taps.place.shape[1],
+        IS_ACROSS=is_across, HIGH=_HIGH, WIDE=_WIDE, BITS=WEIGHT_BITS,
+    )  # fmt: skip
+    return made
+
+
+@triton.jit(do_not_specialize=["channels", "height", "width", "most_taps"])
+def _resampled(
+    flat, start, plane, stride, place, weight, taken, counts, made, channels, height, width, most_taps,
+    IS_ACROSS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """A tile of one channel of one image. Sums of levels times weights fit 32 bits, as they do in Pillow."""
+    picture = tl.program_id(0).to(tl.int64)
+    image, channel = picture // channels, picture % channels
+    row = tl.program_id(1) * HIGH + tl.arange(0, HIGH)
+    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    begin = tl.load(start + image) + channel * tl.load(plane + image)
+    step, count = tl.load(stride + image), tl.load(counts + image)
+    if IS_ACROSS:
+        at, length = column, width
+        wanted = (row < count)[:, None] & (column < width)[None, :]
+    else:
+        at, length = row, height
+        wanted = (row < height)[:, None] & (column < count)[None, :]
+    first = image * most_taps * length + at
+    total = tl.full((HIGH, WIDE), 1 << (BITS - 1), tl.int32)
+    for tap in range(tl.load(taken + image)):
+        weighs = tl.load(weight + first + tap * length, mask=at < length, other=0)
+        looks = tl.load(place + first + tap * length, mask=at < length, other=0)
+        if IS_ACROSS:
+            weighs, address = weighs[None, :], row[:, None] * step + looks[None, :]
+        else:
+            weighs, address = weighs[:, None], looks[:, None] * step + column[None, :]
+        level = tl.load(flat + begin + address, mask=wanted & (weighs != 0), other=0)
+        total += level.to(tl.int32) * weighs
+    level = tl.minimum(tl.maximum(total >> BITS, 0), 255).to(tl.uint8)
+    tl.store(made + (picture * height + row[:, None]) * width + column[None, :], level, mask=wanted)
