@@ -223,6 +223,71 @@ WRITTEN = {
                 total += loss.item() * weight
             return total.tolist()
     """,
+    "a meter, shown now and then by others": """
+        class AverageMeter(object):
+            '''Computes and stores the average and current value.'''
+            def __init__(self, name, fmt=":f"):
+                self.name, self.fmt = name, fmt
+                self.reset()
+            def reset(self):
+                self.val = 0
+                self.avg = 0
+                self.sum = 0
+                self.count = 0
+            def update(self, val, n=1):
+                self.val = val
+                self.sum += val * n
+                self.count += n
+                self.avg = self.sum / self.count
+            def __str__(self):
+                return ("{name} {val" + self.fmt + "} ({avg" + self.fmt + "})").format(**self.__dict__)
+        class Progress:
+            def __init__(self, meters):
+                self.meters = meters
+            def display(self, batch):
+                print(batch, *map(str, self.meters))
+        def train():
+            losses, scaled = AverageMeter("Loss", ":.17g"), AverageMeter("Scaled")
+            progress = Progress([losses, scaled])
+            for i, (x, y) in enumerate(data):
+                STEP
+                losses.update(loss.item(), x.size(0))
+                scaled.update(  # told by name, and more than once in a step
+                    n=x.size(0), val=2 * loss.item() - loss.item() / 3
+                )
+                scaled.update(loss.item())
+                if i % 3 == 2:
+                    progress.display(i)
+                    if i == 2:
+                        scaled.reset()
+            print(vars(losses), sorted(scaled.__dict__.items()), type(losses) is AverageMeter)
+            return shown(losses.avg), shown(scaled.sum), shown(losses.val), shown(losses.count)
+    """,
+    "a meter that is looked at, changed and copied on the way": """
+        import copy, pickle
+        class Meter:
+            total = 0
+            def add(self, val):
+                part = val / 2
+                self.total += part
+                self.last = -part
+        def train():
+            meter = Meter()
+            meter.total = 1
+            for i, (x, y) in enumerate(data):
+                STEP
+                meter.add(loss.item())
+                if i == 1:
+                    meter.total = 5
+                elif i == 3:
+                    twin = copy.deepcopy(meter)
+                    print(type(twin) is type(meter) is Meter, twin.total, meter.total)
+                elif i == 4:
+                    del meter.last
+                elif i == 5:
+                    print(pickle.loads(pickle.dumps(vars(copy.copy(meter)))), isinstance(meter, Meter))
+            return shown(meter.total), shown(getattr(meter, "last"))
+    """,
 }
 
 ALONE = {
@@ -279,19 +344,83 @@ ALONE = {
             return Meter.total
     """,
     "handed on in every step": """
-        class AverageMeter:
-            def __init__(self):
-                self.sum = self.count = 0
-            def update(self, val, n=1):
-                self.sum += val * n
-                self.count += n
         def train():
-            losses = AverageMeter()
             for x, y in data:
                 STEP
-                losses.update(loss.item(), x.size(0))
                 history.append(loss.item())
-            return losses.sum / losses.count
+    """,
+    "handed to a method that does more than add up": """
+        class Meter:
+            def __init__(self):
+                self.sum, self.all = 0, []
+            def update(self, val):
+                self.sum += val
+                self.all.append(val)
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return losses.sum
+    """,
+    "handed to a method that does more": """
+        class Meter:
+            def __init__(self):
+                self._sum = 0
+            @property
+            def sum(self):
+                return self._sum
+            @sum.setter
+            def sum(self, value):
+                print(value)
+                self._sum = value
+            def update(self, val):
+                self.sum += val
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return losses.sum
+    """,
+    "handed to an object with ways of its own": """
+        class Meter(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.sum = 0
+            def update(self, val):
+                self.sum += val
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return losses.sum
+    """,
+    "handed to a method that is replaced": """
+        class Meter:
+            sum = 0
+            def update(self, val):
+                self.sum += val
+        Meter.update = lambda self, val: print(val)
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return losses.sum
+    """,
+    "told together with what is needed at once": """
+        class Meter:
+            sum = 0
+            def update(self, val, n):
+                self.sum += val * n
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item(), out.argmax(1).tolist()[0])
+            return losses.sum
     """,
     "not its function's own": """
         total = 0.0

@@ -41,7 +41,7 @@ class MadeSameness:
     seconds, looks, losses, reference_losses = 2.0, [], [], []  # type: ignore[var-annotated]
     repeats_itself = saw_an_epoch_end = True
 
-    def __init__(self, bench: Made, folder: str, has_room: Any) -> None:
+    def __init__(self, bench: Made, folder: str) -> None:
         self._bench = bench
 
     def start(self) -> None: ...

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hotlap.source.bodies import method, receiver
 from hotlap.source.edits import Edit, add_import, insert_before, replace_node
+from hotlap.source.meters import Told, told
 from hotlap.source.running_totals import Refused, Total, running_total
 from hotlap.source.waits import waits
 from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _COPIES = ("pageable copy", "synchronize")  # waits that other techniques mend, or that are meant
 _PART, _LATER, _NOW = "hotlap.parts.late_reads", "read_later", "read_now"
+_METERS, _TELL = "hotlap.parts.late_meters", "tell_later"
 
 
 class SyncFreeLoop(Technique):
@@ -27,8 +29,9 @@ class SyncFreeLoop(Technique):
     A GPU works through a queue that the host fills ahead of time. `loss.item()` needs the number now: the host stands
     still until everything queued has been computed, then begins to fill the queue again, while the GPU runs dry. Sums,
     counts and running averages can wait: `total += read_later(loss)` puts the value aside on the device, and
-    `total = read_now(total)` reads all of them at once, where the number is shown. `.tolist()`, `float(x)`, `print(x)`,
-    `if x > 0:` and `nonzero` wait in the same way.
+    `total = read_now(total)` reads all of them at once, where the number is shown. A meter that is told a loss in every
+    step does its sums when somebody looks at it. `.tolist()`, `float(x)`, `print(x)`, `if x > 0:` and `nonzero` wait in
+    the same way.
 
     ## When it does not help
     On a CPU nobody waits. Where a step keeps the GPU busy far longer than it takes to queue, the wait costs little:
@@ -36,7 +39,8 @@ class SyncFreeLoop(Technique):
     what stands under an `if` is reported only where its other branch waits as well. One copy of an evaluation's outputs
     to the host is not either: it frees the device's memory. A number shown in every step, as in a progress bar, cannot
     be both undelayed and read late. It is left alone and reported with the reason, as are numbers that other code may
-    see: globals, attributes, meters, what an inner function uses.
+    see: globals, attributes, what an inner function uses; and meters whose class does more than add up, or is not
+    found.
 
     ## What changes numerically
     Nothing: the values are put aside on the device, and the arithmetic is Python's own, done when the number is read,
@@ -83,22 +87,29 @@ class SyncFreeLoop(Technique):
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         source, total = site.source, self._total(site.source, site.node)
         assert total is not None
+        if isinstance(total, Told):
+            yield from replace_node(source, total.call, total.text(source, _TELL, _LATER))
+            yield from add_import(source, f"from {_METERS} import {_TELL}")
+            yield from add_import(source, f"from {_PART} import {_LATER}")
+            return
         for read in total.reads:
             yield from replace_node(source, read, _late(source, read))
         for statement in total.shown:
             yield from insert_before(source, statement, f"{total.name} = {_NOW}({total.name})")
         yield from add_import(source, f"from {_PART} import {_LATER}, {_NOW}")
 
-    def _total(self, source: Source, node: ast.AST) -> Total | None:
-        """The number that a value from the device is added to; None where it is no single value."""
+    def _total(self, source: Source, node: ast.AST) -> Total | Told | None:
+        """The number that a value from the device is added to, or the meter it is told; None where it is no single
+        value."""
         what, _ = waits(source)[node]
         if what not in (".item()", "float(...)", "int(...)"):
             return None
-        total = running_total(source, node, lambda one: one in waits(source))
+        total = told(source, node) or running_total(source, node, lambda one: one in waits(source))
         if any(source.is_ignored(read.lineno, self.id) for read in total.reads):
             raise Refused("part of it is to be ignored")
-        if any(source.mentions(name) and source.names.spelled(f"{_PART}.{name}") != name for name in (_LATER, _NOW)):
-            raise Refused(f"the file has a {_LATER} or {_NOW} of its own")
+        for part, name in ((_PART, _LATER), (_PART, _NOW), (_METERS, _TELL)):
+            if source.mentions(name) and source.names.spelled(f"{part}.{name}") != name:
+                raise Refused(f"the file has a {name} of its own")
         return total
 
 

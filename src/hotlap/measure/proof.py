@@ -54,7 +54,7 @@ class Proof:
     def _check_parity(self) -> None:
         if not self.found.plan:
             return
-        same = Sameness(self._bench, self._parity_folder, lambda: self._has_room_for_a_look(same))
+        same = Sameness(self._bench, self._parity_folder)
         checks = self._verdict(same, self.found.plan, "plan")
         if not passed(checks) and len(self.found.plan) > 1:
             checks = self._without_culprits(same, checks)

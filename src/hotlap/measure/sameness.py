@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotlap.measure.bench import Bench
@@ -19,9 +19,8 @@ _PAST_AN_EPOCH = 4  # steps, so that what happens between two epochs is compared
 class Sameness:
     """Two runs of the reference, made once, serve any number of candidates."""
 
-    def __init__(self, bench: Bench, folder: str, has_room: Callable[[], bool] = lambda: True) -> None:
-        """`has_room`: for one run more."""
-        self._bench, self._folder, self._has_room = bench, folder, has_room
+    def __init__(self, bench: Bench, folder: str) -> None:
+        self._bench, self._folder = bench, folder
         self._shaken: dict[str, Any] | None = None
         self._reference: dict[str, Any] = {}
         self._repeat: dict[str, Any] = {}
@@ -72,8 +71,9 @@ class Sameness:
         return [[min(losses), max(losses)] for losses in zip(*curves, strict=False)] if len(curves) > 1 else []
 
     def _shaken_script(self) -> dict[str, Any] | None:
-        """Made once, and only where somebody needs it: how far rounding may move this training."""
-        if self._shaken is None and self._has_room():
+        """Made once, and only where somebody needs it: how far rounding may move this training. Whatever the budget: a
+        plan would go that has cost all of it."""
+        if self._shaken is None:
             trial = self._run([], "reference, weights shaken", "shaken")
             self._shaken = trial.parity if trial.good else None
         return self._shaken

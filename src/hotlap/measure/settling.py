@@ -121,7 +121,8 @@ class Settling:
         return isinstance(timing, Timed)
 
     def _look_at(self, one: Neighbour, look: int) -> None:
-        if not self._purse.has_room_for(one.plan):
+        starting = sum(choice.start_up_seconds for choice in one.plan)  # each plan is compiled anew
+        if not self._purse.has_room_for(one.plan, start_up_seconds=starting):
             one.is_settled = True
             return
         timing = self._bench.time(one.plan, one.label, "ablation", again=look)

@@ -17,7 +17,7 @@ Adding up on the device would not: there an int64 tensor times a float is a floa
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 DEVICES = {"cuda"}  # where a read waits for a queue; everywhere else the value is read at once
@@ -36,6 +36,13 @@ def read_later(tensor: Any, kind: type[int] | type[float] | None = None) -> Any:
 def read_now(value: Any) -> Any:
     """The plain number that a value stands for; anything else as it is."""
     return value._read() if type(value) is Later else value
+
+
+def read_all(values: Iterable[Any]) -> None:
+    """So that each of them is known, with one wait for all."""
+    unread = {id(leaf): leaf for one in values if type(one) is Later for leaf in _unread(one) if leaf._work is None}
+    if unread:
+        _fetch(list(unread.values()))
 
 
 def _after(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,7 +73,8 @@ class Later:
 
     def _read(self) -> Any:
         order = list(_unread(self))
-        _fetch([one for one in order if one._work is None])
+        if tensors := [one for one in order if one._work is None]:
+            _fetch(tensors)
         for one in order:
             if one._work is not None:
                 one._value = one._work(*map(_known, one._operands))

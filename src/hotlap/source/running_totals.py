@@ -121,8 +121,7 @@ class _Proof:
             raise Refused("also set in another way")
         if any(map(self._sees_variables, ast.walk(self.function))) or source.mentions(*_LOOKING_IN):
             raise Refused("its function's variables are looked at by name")
-        decorators = [one.func if isinstance(one, ast.Call) else one for one in self.function.decorator_list]
-        if any((source.name_of(one) or "").startswith(_COMPILING) for one in decorators):
+        if is_compiled(source, self.function):
             raise Refused("its function is compiled")
 
     def _sees_variables(self, node: ast.AST) -> bool:
@@ -276,6 +275,13 @@ class _Proof:
                 return True
             below = self.source.enclosing(below, ast.stmt)
         return False
+
+
+def is_compiled(source: Source, function: Function | None) -> bool:
+    """By a decorator."""
+    given = function.decorator_list if function is not None else []
+    decorators = [one.func if isinstance(one, ast.Call) else one for one in given]
+    return any((source.name_of(one) or "").startswith(_COMPILING) for one in decorators)
 
 
 def _is_number(node: ast.AST) -> bool:
