@@ -35,7 +35,7 @@ PHOTOS = 400
 def paint(scene, rng):
     """A made-up photo: a gradient from sky to ground, soft blobs, and grain."""
     sky, ground, blobs, grain = SCENES[scene]
-    width = int(rng.integers(600, 681)) // 8 * 8
+    width = int(rng.integers(760, 841)) // 8 * 8
     height = width * 3 // 4
     light = rng.normal(0, 18, size=3)
     small = np.linspace(np.array(sky) + light, np.array(ground) + light, 30)[:, None, :].repeat(40, axis=1)
