@@ -1,14 +1,8 @@
 """Meters that are told numbers from the device, and do their sums when somebody looks at them.
 
-    from hotlap.parts.late_meters import tell_later
-    from hotlap.parts.late_reads import read_later
-
-    losses = AverageMeter()  # whose `update` does arithmetic on its own attributes, and nothing else
-    for step, (inputs, labels) in enumerate(loader):
-        loss = train(inputs, labels)
-        tell_later(losses, "update", read_later(loss), len(labels))  # losses.update(loss.item(), len(labels))
-        if step % 100 == 0:
-            print(losses.avg)  # here it does, with the same numbers in the same order
+`tell_later(losses, "update", read_later(loss), n)` stands for `losses.update(loss.item(), n)`, where `update` does
+arithmetic on the meter's own attributes and nothing else. It is done, with the same numbers in the same order, as soon
+as anybody looks: `print(losses.avg)`.
 
 While calls are put off the meter is of a class of ours, that of its own in all but one: whoever asks it for anything,
 by whatever name, finds them done first, and its class its own again."""
