@@ -4,12 +4,10 @@ them are what and where they were."""
 from __future__ import annotations
 
 import functools
-import operator
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
@@ -19,7 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hotlap.parts.code_names import Closure, globals_of, is_scripts, names_of
 from hotlap.parts.compilable import HOOKS, is_compiled_function
-from hotlap.parts.held import PLAIN, Contents, Gone, Parts, Slots
+from hotlap.parts.held import PLAIN, Parts, Slots
+from hotlap.parts.reach_inventory import Inventory, hooks_on
 
 TORCHS = {*vars(nn.Module()), "_compiled_call_impl", "_is_full_backward_hook"} - {"training"}  # of every module
 _MOST_ITEMS = 64
@@ -35,8 +34,6 @@ _RATES = {torch.optim.Optimizer: {"param_groups"}, LRScheduler: {"get_last_lr", 
 
 _ASKED = {"__call__", "__getattr__", "__getitem__", "__contains__", "__iter__", "__len__"}  # without a name in code
 
-_hooks_on = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
-
 
 class Unfit(Exception):
     """Why something cannot be recorded."""
@@ -50,7 +47,6 @@ class Reach:
     def __init__(self, walk: Callable[[], None]) -> None:
         """`walk` visits all there is, from where it begins. It does so again as long as it meets code that names what
         was passed by before: an object may be given to a function that looks into it."""
-        self.why = ""
         self._named: frozenset[str] = frozenset()
         try:
             for _ in range(_ROUNDS):
@@ -63,64 +59,23 @@ class Reach:
             raise
         except Exception as error:  # objects that do not like to be looked at
             raise Unfit(f"what it rests on cannot be looked through ({type(error).__name__}: {error})") from error
-        self.gone = Gone()
-        self._kept = [self.gone.held(one) for one in self._objects[2]]
-        self._objects[2][:] = map(id, self._objects[2])
-        self._types = list(map(type, self._values[2]))
-        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
-        self._trains = [tensor.requires_grad for tensor in self.tensors]
+        self.gone = self._found.closed()
 
     def _begin(self) -> None:
-        self.tensors: list[torch.Tensor] = []
+        self._found = Inventory()
         self.updated: list[torch.Tensor] = []  # by optimizers, which clear their gradients as well
-        self._values: tuple[list[Any], ...] = ([], [], [])  # where, by what key, what was there
-        self._objects: tuple[list[Any], ...] = ([], [], [])  # likewise, and in the end their identities
-        self._absent: tuple[list[Any], ...] = ([], [])  # where, and what key was not there
-        self._lengths: tuple[list[Any], ...] = ([], [])
-        self._contents = Contents()
-        self._hooks: list[Any] = []
         self._seen: set[Any] = set()
 
-    def is_as_it_was(self) -> bool:
-        """Runs in every step, so that it is no more than look-ups and comparisons, hardly any in Python itself."""
-        try:
-            values = list(map(operator.getitem, *self._values[:2]))
-            is_good = (
-                not self.gone.has_happened
-                and list(map(id, map(operator.getitem, *self._objects[:2]))) == self._objects[2]
-                and list(map(type, values)) == self._types  # first: tensors are not to be compared
-                and values == self._values[2]
-                and not any(map(operator.contains, *self._absent))
-                and list(map(torch.Tensor.data_ptr, self.tensors)) == self._addresses
-                and [tensor.requires_grad for tensor in self.tensors] == self._trains
-                and list(map(len, self._lengths[0])) == self._lengths[1]
-                and self._contents.are_as_they_were()
-                and not any(self._hooks)
-                and not any(chain.from_iterable(map(_hooks_on, self.tensors)))
-            )
-        except (KeyError, IndexError):
-            is_good = False
-        if not is_good:
-            self.why = self._fault()
-        return is_good
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return self._found.tensors
 
-    def _fault(self) -> str:
-        for where, key, value in zip(*self._values, strict=True):
-            if not is_same(_get(where, key, self), value):
-                return f"{key} changes"
-        for where, key, identity in zip(*self._objects, strict=True):
-            if id(_get(where, key, self)) != identity:
-                return f"{key} is another"
-        for where, key in zip(*self._absent, strict=True):
-            if key in where:
-                return f"{key} is set"
-        if any(self._hooks) or any(chain.from_iterable(map(_hooks_on, self.tensors))):
-            return "modules or weights have hooks of the script's"
-        if list(map(len, self._lengths[0])) != self._lengths[1]:
-            return "a list or dict that it can reach grows"
-        if not self._contents.are_as_they_were():
-            return "a collection that it can reach changes"
-        return "a part of it is gone" if self.gone.has_happened else "a weight lies elsewhere, or is trained no more"
+    @property
+    def why(self) -> str:
+        return self._found.why
+
+    def is_as_it_was(self) -> bool:
+        return self._found.is_as_it_was()
 
     def addresses(self) -> set[int]:
         """Where all tensors lie that it knows."""
@@ -134,19 +89,19 @@ class Reach:
         """Takes down what stands under a key, and what can be reached from there by the names that code uses."""
         value = where[key]
         if isinstance(value, PLAIN):
-            _add(self._values, where, key, value)
+            self._found.value(where, key, value)
             return
         if isinstance(value, torch.Tensor):
-            _add(self._objects, where, key, value)
-            self.tensors.append(value)
-            if any(_hooks_on(value)):
+            self._found.object(where, key, value)
+            self._found.tensors.append(value)
+            if any(hooks_on(value)):
                 raise Unfit("a weight has hooks of the script's")
             if value.layout is not torch.strided:
                 raise Unfit("it reads sparse tensors")
             return
         if is_compiled_function(value):
             raise Unfit(_COMPILED)
-        _add(self._objects, where, key, value)
+        self._found.object(where, key, value)
         if id(value) in self._seen and not hasattr(value, "__dict__"):
             return
         is_new = id(value) not in self._seen
@@ -165,18 +120,18 @@ class Reach:
         elif isinstance(value, functools.partial):
             self._visit_all(Parts(value), ("func", "args", "keywords"), names | names_of(value.func), depth + 1)
         elif isinstance(value, list | tuple | dict):
-            _add(self._lengths, value, len(value))
+            self._found.length(value)
             if len(value) <= _MOST_ITEMS and is_new:
                 self._visit_all(value, value if isinstance(value, dict) else range(len(value)), names, depth + 1)
             elif is_new:
-                self._contents.add(value)
+                self._found.contents.add(value)
         elif isinstance(value, set | deque):
-            self._contents.add(value)
+            self._found.contents.add(value)
         elif isinstance(value, Iterator):
             raise Unfit("it may draw from an iterator, which a replay would not")
         elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
             if value.nbytes <= _ARRAY_BYTES and not value.dtype.hasobject:
-                self._contents.add_array(value)
+                self._found.contents.add_array(value)
         elif isinstance(value, type):
             self._reached(value, names | {"forward", "backward"}, depth + 1)  # of a function with its own gradient
         elif isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
@@ -190,7 +145,7 @@ class Reach:
 
     def _look_into_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         for listed in (optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)):
-            _add(self._lengths, listed, len(listed))
+            self._found.length(listed)
         self.updated += [p for group in optimizer.param_groups for p in group["params"]]
 
     def _look_into(self, function: Any, depth: int) -> None:
@@ -250,17 +205,17 @@ class Reach:
                 raise Unfit("its gradients are exchanged with other processes")
             if len(getattr(module, "device_ids", None) or ()) > 1:
                 raise Unfit("its calls are spread over several devices")
-            self._hooks += [own[name] for name in HOOKS if name in own]
+            self._found.hooks += [own[name] for name in HOOKS if name in own]
             if any(own.get(name) for name in HOOKS):
                 raise Unfit("modules have hooks of the script's")
             for name in ("_parameters", "_buffers"):
                 self._visit_all(own[name], own[name], frozenset(), depth + 1)
             for held in filter(None, (own["_parameters"], own["_buffers"], own["_modules"])):
-                _add(self._lengths, held, len(held))
+                self._found.length(held)
             if "forward" not in own:
-                _add(self._absent, own, "forward")
+                self._found.absent(own, "forward")
             for key, child in own["_modules"].items():
-                _add(self._objects, own["_modules"], key, child)
+                self._found.object(own["_modules"], key, child)
             is_torchs = type(module).__module__.startswith("torch.")
             names = self._reached(type(module), frozenset({"forward"}), depth + 1, own)
             keys = [k for k, one in own.items() if k not in TORCHS and (isinstance(one, PLAIN) or not is_torchs)]
@@ -293,23 +248,7 @@ class Reach:
         is_kept = not (is_code or name.startswith("__")) and _is_of_script(kind)
         if name not in own and (isinstance(found, PLAIN) or is_kept):
             self._visit(vars(kind), name, names, depth)
-            _add(self._absent, own, name)
-
-
-def _add(columns: tuple[list[Any], ...], *row: Any) -> None:
-    for column, value in zip(columns, row, strict=True):
-        column.append(value)
-
-
-def _get(where: Any, key: Any, missing: Any) -> Any:
-    try:
-        return where[key]
-    except (KeyError, IndexError):
-        return missing
-
-
-def is_same(new: Any, old: Any) -> bool:
-    return new is old or (isinstance(old, PLAIN) and type(new) is type(old) and bool(new == old))
+            self._found.absent(own, name)
 
 
 def _is_of_script(kind: type) -> bool:

@@ -1,0 +1,108 @@
+"""What was found by looking through code and what it can reach, held against what is there now."""
+
+from __future__ import annotations
+
+import operator
+from itertools import chain
+from typing import Any
+
+import torch
+
+from hotlap.parts.held import PLAIN, Contents, Gone
+
+_Columns = tuple[list[Any], ...]
+
+hooks_on = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Inventory:
+    """Filled first, then `closed`; from then on `is_as_it_was()` says whether everything is, and `why` what is not."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.hooks: list[Any] = []  # dictionaries of hooks, all empty
+        self.why = ""
+        self._values: _Columns = ([], [], [])  # where, by what key, what was there
+        self._objects: _Columns = ([], [], [])  # likewise, and in the end their identities
+        self._absent: _Columns = ([], [])  # where, and what key was not there
+        self._lengths: _Columns = ([], [])
+        self.contents = Contents()
+
+    def value(self, where: Any, key: Any, value: Any) -> None:
+        _add(self._values, where, key, value)
+
+    def object(self, where: Any, key: Any, value: Any) -> None:
+        _add(self._objects, where, key, value)
+
+    def absent(self, where: Any, key: Any) -> None:
+        _add(self._absent, where, key)
+
+    def length(self, value: Any) -> None:
+        _add(self._lengths, value, len(value))
+
+    def closed(self) -> Gone:
+        """Tells when something of it dies."""
+        self._gone = Gone()
+        self._kept = [self._gone.held(one) for one in self._objects[2]]
+        self._objects[2][:] = map(id, self._objects[2])
+        self._types = list(map(type, self._values[2]))
+        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self._trains = [tensor.requires_grad for tensor in self.tensors]
+        return self._gone
+
+    def is_as_it_was(self) -> bool:
+        """Runs in every step, so that it is no more than look-ups and comparisons, hardly any in Python itself."""
+        try:
+            values = list(map(operator.getitem, *self._values[:2]))
+            is_good = (
+                not self._gone.has_happened
+                and list(map(id, map(operator.getitem, *self._objects[:2]))) == self._objects[2]
+                and list(map(type, values)) == self._types  # first: tensors are not to be compared
+                and values == self._values[2]
+                and not any(map(operator.contains, *self._absent))
+                and list(map(torch.Tensor.data_ptr, self.tensors)) == self._addresses
+                and [tensor.requires_grad for tensor in self.tensors] == self._trains
+                and list(map(len, self._lengths[0])) == self._lengths[1]
+                and self.contents.are_as_they_were()
+                and not any(self.hooks)
+                and not any(chain.from_iterable(map(hooks_on, self.tensors)))
+            )
+        except (KeyError, IndexError):
+            is_good = False
+        if not is_good:
+            self.why = self._fault()
+        return is_good
+
+    def _fault(self) -> str:
+        for where, key, value in zip(*self._values, strict=True):
+            if not is_same(_get(where, key, self), value):
+                return f"{key} changes"
+        for where, key, identity in zip(*self._objects, strict=True):
+            if id(_get(where, key, self)) != identity:
+                return f"{key} is another"
+        for where, key in zip(*self._absent, strict=True):
+            if key in where:
+                return f"{key} is set"
+        if any(self.hooks) or any(chain.from_iterable(map(hooks_on, self.tensors))):
+            return "modules or weights have hooks of the script's"
+        if list(map(len, self._lengths[0])) != self._lengths[1]:
+            return "a list or dict that it can reach grows"
+        if not self.contents.are_as_they_were():
+            return "a collection that it can reach changes"
+        return "a part of it is gone" if self._gone.has_happened else "a weight lies elsewhere, or is trained no more"
+
+
+def _add(columns: _Columns, *row: Any) -> None:
+    for column, value in zip(columns, row, strict=True):
+        column.append(value)
+
+
+def _get(where: Any, key: Any, missing: Any) -> Any:
+    try:
+        return where[key]
+    except (KeyError, IndexError):
+        return missing
+
+
+def is_same(new: Any, old: Any) -> bool:
+    return new is old or (isinstance(old, PLAIN) and type(new) is type(old) and bool(new == old))
