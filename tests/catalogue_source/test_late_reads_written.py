@@ -260,7 +260,7 @@ WRITTEN = {
                     progress.display(i)
                     if i == 2:
                         scaled.reset()
-            print(vars(losses), sorted(scaled.__dict__.items()), type(losses) is AverageMeter)
+            print(vars(losses), sorted(scaled.__dict__.items()), type(losses).__name__)
             return shown(losses.avg), shown(scaled.sum), shown(losses.val), shown(losses.count)
     """,
     "a meter that is looked at, changed and copied on the way": """
@@ -281,12 +281,53 @@ WRITTEN = {
                     meter.total = 5
                 elif i == 3:
                     twin = copy.deepcopy(meter)
-                    print(type(twin) is type(meter) is Meter, twin.total, meter.total)
+                    print(type(twin) is type(meter), type(twin).__name__, twin.total, meter.total)
                 elif i == 4:
                     del meter.last
                 elif i == 5:
                     print(pickle.loads(pickle.dumps(vars(copy.copy(meter)))), isinstance(meter, Meter))
             return shown(meter.total), shown(getattr(meter, "last"))
+    """,
+    "a meter with other uses of its class, by threads, by kept attributes": """
+        import copy, threading
+        from typing import Dict
+        class Meter:
+            made = 0
+            def __init__(self) -> None:
+                super(Meter, self).__init__()
+                Meter.made += 1
+                self.sum = self.count = 0
+            def update(self, val, n=1):
+                self.sum = self.sum + n * val
+                self.count += n
+                self.avg = self.sum / (1e-4 + self.count)
+            def __eq__(self, other: object) -> bool:
+                return isinstance(other, (Meter, float)) and self.sum == other.sum
+            def __lt__(self, other: "Meter") -> bool:
+                return self.avg < other.avg
+        def train() -> "Meter":
+            losses, others, seen = Meter(), Meter(), []
+            kept: Dict[str, Meter] = {"losses": losses}
+            watched = vars(others)
+            for i, (x, y) in enumerate(data):
+                STEP
+                try:
+                    (losses).update(loss.item(), n=len(y)); losses . update(-loss.item())
+                    (others.update)(
+                        loss.item()
+                    )
+                    loss.detach().zero_()
+                finally:
+                    if i % 3 == 2:
+                        print(watched)
+                        thread = threading.Thread(target=lambda: seen.append(kept["losses"].avg))
+                        thread.start(), thread.join()
+                match others:
+                    case Meter(count=3):
+                        print("three", watched)
+            print(seen, losses == copy.copy(losses), sorted([losses, others])[0].avg, Meter.made, watched)
+            print([key for key in watched if "hotlap" in key], isinstance(losses, Meter))
+            return shown(losses.avg), shown(others.avg)
     """,
 }
 
@@ -421,6 +462,178 @@ ALONE = {
                 STEP
                 losses.update(loss.item(), out.argmax(1).tolist()[0])
             return losses.sum
+    """,
+    "perhaps divided by nothing": """
+        class Accuracy:
+            def __init__(self):
+                self.right = self.seen = 0
+            def update(self, right, seen):
+                self.right += right
+                self.seen += seen
+                self.share = self.right / self.seen
+        def train():
+            accuracy = Accuracy()
+            for x, y in data:
+                STEP
+                right = (out.argmax(1) == y)[y > 0]
+                accuracy.update(right.sum().item(), (y > 0).sum().item())
+            return accuracy.share
+    """,
+    "(left alone: perhaps divided by nothing)": """
+        class Meter:
+            def __init__(self):
+                self.sum = self.count = 0
+            def update(self, val):
+                self.count = self.count + 1
+                self.spread = self.sum / (self.count - 1)
+                self.sum += val
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return losses.sum
+    """,
+    "a method that is replaced)": """
+        class Meter:
+            sum = 0
+            def update(self, val):
+                self.sum += val
+            update = torch.no_grad()(update)
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return losses.sum
+    """,
+    "handed to a private method": """
+        class Trainer:
+            sum = 0
+            def __add(self, val):
+                self.sum += val
+            def run(self):
+                for x, y in data:
+                    STEP
+                    self.__add(loss.item())
+                return self.sum
+        def train():
+            return Trainer().run()
+    """,
+    "a method that does more than add up)": """
+        rate = [0.9]
+        class Meter:
+            sum = 0
+            @property
+            def rate(self):
+                return rate[0]
+            def update(self, val):
+                self.sum = self.rate * self.sum + val
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+                rate[0] = 0.5
+            return losses.sum
+    """,
+    "(left alone: handed to a method that does more than add up)": """
+        class Meter:
+            def _set(self, value):
+                print(value)
+                self._sum = value
+            sum = property(lambda self: 0, _set)
+            def update(self, val):
+                self.sum += val
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return losses.sum
+    """,
+    "an object with ways of its own)": """
+        class Meter:
+            def __init__(self):
+                self.sum = 0
+            def update(self, val):
+                self.sum += val
+            def __eq__(self, other):
+                return type(self) is type(other) and self.sum == other.sum
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return Meter() == losses
+    """,
+    "(left alone: handed to an object with ways of its own)": """
+        class Loud:
+            def update(self, val):
+                print(val)
+        class Meter:
+            sum = 0
+            def __new__(cls):
+                return Loud()
+            def update(self, val):
+                self.sum += val
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+    """,
+    "its class is used for more than making meters": """
+        class Meter:
+            decay = 0.9
+            def __init__(self):
+                self.avg = 0
+            def update(self, val):
+                self.avg = self.decay * self.avg + (1 - self.decay) * val
+        def train():
+            losses = Meter()
+            for i, (x, y) in enumerate(data):
+                STEP
+                losses.update(loss.item())
+                if i == 3:
+                    Meter.decay = 0.99
+            return losses.avg
+    """,
+    "(left alone: its class is used for more than making meters)": """
+        class Meter:
+            sum = 0
+            def update(self, val):
+                self.sum += val
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return [one.sum for one in (losses, 1.0) if type(one) in (int, Meter)]
+    """,
+    "handed to a method that takes something else": """
+        class Meter:
+            sum = 0
+            def update(self, val, n):
+                self.sum += val * n
+        def train():
+            losses = Meter()
+            for x, y in data:
+                STEP
+                losses.update(loss.item())
+            return losses.sum
+    """,
+    "(left alone: handed on in every step)": """
+        class Meter:
+            sum = 0
+            def update(self, val):
+                self.sum += val
+        def train():
+            seen = Meter()
+            for x, y in data:
+                STEP
+                seen.update(~out.argmax().item())
+            return seen.sum
     """,
     "not its function's own": """
         total = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import planted
 import pytest
@@ -12,6 +13,7 @@ from hotlap.measure import census
 from hotlap.measure.bench import Bench
 from hotlap.measure.order import Order
 from hotlap.measure.sameness import Sameness, failure, passed
+from hotlap.report.findings import ParityCheck
 from hotlap.technique import Choice, Parity
 
 HEAD = """
@@ -137,6 +139,24 @@ def test_batches_that_cannot_be_had_again_give_no_draws(same) -> None:
     other = checks(same(BY_TURNS, 83), planted.DropoutDrawsOthers)
     assert not passed(other)
     assert not any("spread of the loss" in check.what for check in other)
+
+
+def test_shaken_weights_that_fail_are_not_run_for_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    roles: list[str] = []
+
+    class Made:
+        epoch_steps = 0
+
+        def parity(self, plan: object, label: str, role: str, *_: object) -> SimpleNamespace:
+            roles.append(role)
+            return SimpleNamespace(good=role != "shaken", parity={"losses": []}, run=None)
+
+    far = ParityCheck("first-step loss difference", 1.0, "<= 0.1", False)
+    monkeypatch.setattr("hotlap.measure.sameness.judge", lambda *_: [far])
+    monkeypatch.setattr("hotlap.measure.sameness.may_be_rounding", lambda _: True)
+    sameness = Sameness(Made(), "")  # type: ignore[arg-type]
+    assert checks(sameness, planted.DoesNothing) == checks(sameness, planted.DoesNothing) == [far]
+    assert roles == ["candidate", "shaken", "candidate"]
 
 
 def test_settings_count_where_both_sides_have_them() -> None:

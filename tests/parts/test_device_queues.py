@@ -40,3 +40,11 @@ def test_not_once_cuda_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     open_all()
     assert in_c() == ""
+
+
+def test_a_number_that_the_script_sets_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NAME, raising=False)
+    undo = open_all()
+    monkeypatch.setenv(NAME, "1")
+    undo()
+    assert in_c() == os.environ[NAME] == "1"

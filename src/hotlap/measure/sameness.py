@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from hotlap.measure.bench import Bench
@@ -21,7 +22,6 @@ class Sameness:
 
     def __init__(self, bench: Bench, folder: str) -> None:
         self._bench, self._folder = bench, folder
-        self._shaken: dict[str, Any] | None = None
         self._reference: dict[str, Any] = {}
         self._repeat: dict[str, Any] = {}
         self.seconds = 0.0  # that one run takes
@@ -70,13 +70,12 @@ class Sameness:
                 curves.append(trial.parity["losses"])
         return [[min(losses), max(losses)] for losses in zip(*curves, strict=False)] if len(curves) > 1 else []
 
-    def _shaken_script(self) -> dict[str, Any] | None:
+    @cached_property
+    def _shaken(self) -> dict[str, Any] | None:
         """Made once, and only where somebody needs it: how far rounding may move this training. Whatever the budget: a
         plan would go that has cost all of it."""
-        if self._shaken is None:
-            trial = self._run([], "reference, weights shaken", "shaken")
-            self._shaken = trial.parity if trial.good else None
-        return self._shaken
+        trial = self._run([], "reference, weights shaken", "shaken")
+        return trial.parity if trial.good else None
 
     @property
     def repeats_itself(self) -> bool:
@@ -100,8 +99,7 @@ class Sameness:
         level = level_of(plan, parities)
         checks = judge(level, self._reference, self._repeat, trial.parity, tolerance)
         if level is not Parity.IDENTICAL and not passed(checks) and may_be_rounding(checks):
-            shaken = self._shaken_script()
-            checks = judge(level, self._reference, self._repeat, trial.parity, tolerance, shaken)
+            checks = judge(level, self._reference, self._repeat, trial.parity, tolerance, self._shaken)
         return checks + [shown(one) for one in (trial.run.compared if trial.run is not None else ())]
 
 

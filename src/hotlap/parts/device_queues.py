@@ -19,4 +19,9 @@ def open_all() -> Callable[[], None]:
     if _VARIABLE in os.environ or torch.cuda.is_initialized():
         return lambda: None
     os.putenv(_VARIABLE, _MOST)
-    return lambda: os.unsetenv(_VARIABLE)
+    return _forget
+
+
+def _forget() -> None:
+    if _VARIABLE not in os.environ:  # the script has not set one meanwhile
+        os.unsetenv(_VARIABLE)
