@@ -88,6 +88,21 @@ def test_a_decoder_that_errs_is_withdrawn(apply, folder: Path, workers: int, sca
     assert compared(patch)[2]
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_fault_that_another_process_finds_meanwhile(apply, folder: Path, scaled: bool, monkeypatch) -> None:
+    """Between the decoding of an image and the question whether it has to be compared."""
+    expected, decode = epoch(folder, size=16), fast_jpeg.decode
+
+    def errs(*args):
+        (one,) = patch.joints.comparisons
+        one.add(np.inf)
+        return 255 - decode(*args)
+
+    monkeypatch.setattr(fast_jpeg, "decode", errs)
+    patch = apply("fast-jpeg", {"scaled": scaled})
+    assert torch.equal(epoch(folder, size=16), expected)
+
+
 def test_a_cache_keeps_what_was_decoded(apply, folder: Path) -> None:
     expected = epoch(folder)
     for name in ("sample-cache", "fast-jpeg"):

@@ -153,7 +153,12 @@ def test_spawned_workers(tmp_path: Path) -> None:
             loader = DataLoader(Squares(), batch_size=2, num_workers=2, multiprocessing_context="spawn")
             print([batch.tolist() for batch in loader])
     """
-    same(both(tmp_path, script))
+    for name in "abc":  # now and then Python itself warns of its semaphores
+        (tmp_path / name).mkdir()
+        pair = both(tmp_path / name, script)
+        if not any("resource_tracker" in one.stderr for one in pair):
+            break
+    same(pair)
 
 
 def test_pickles_of_its_own_classes(tmp_path: Path) -> None:

@@ -43,6 +43,14 @@ class Judge(Protocol):
     def add(self, difference: float) -> None: ...
 
 
+def verdict(judge: Judge | None) -> bool | None:
+    """Of what was just decoded: True it may be used, None it has to be compared first, False it may not. Asked in this
+    order: another process may find a fault at any moment, after which nothing is to be compared either."""
+    if judge is None:
+        return True
+    return None if judge.is_open else not judge.failed
+
+
 def open_jpeg(
     file: Any, *args: Any, original: Any = None, scaled: bool = False, judge: Judge | None = None, **kwargs: Any
 ) -> Any:
@@ -69,15 +77,14 @@ class FastJpeg(Late, JpegImageFile):
 
     def load(self) -> Any:
         judge, pixels = self._judge, self._pixels()
-        if pixels is None or judge is None or not judge.is_open:
-            judge = None
-        if pixels is None or judge is not None:
-            super().load()
-        else:
+        is_good = pixels is not None and verdict(judge)
+        if is_good:
             self._take(pixels)
+        else:
+            super().load()
         self.__class__ = JpegImageFile  # type: ignore[assignment]
         vars(self).pop("_judge", None)
-        if judge is not None:
+        if is_good is None and judge is not None:
             judge.add(_difference(self, pixels))
         return self.load()
 

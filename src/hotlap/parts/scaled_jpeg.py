@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from hotlap.parts.fast_jpeg import FastJpeg, Judge, open_jpeg, pil_open
+from hotlap.parts.fast_jpeg import FastJpeg, Judge, open_jpeg, pil_open, verdict
 from hotlap.parts.late_image import LateImage, whole_jpeg
 
 _SCALES = (8, 4, 2)
@@ -119,10 +119,12 @@ class Later(LateImage):
             return super().resize(size, resample, box, reducing_gap)
         small = _resized(file.at(scale), scale, part, tuple(size), resample, box or (0, 0, *self.size))
         small.info = self.info.copy()
-        if judge is None or not judge.is_open:
+        is_good = verdict(judge)
+        if is_good:
             return small
         full = super().resize(size, resample, box, reducing_gap)
-        judge.add(float(np.abs(np.asarray(full, np.int16) - np.asarray(small, np.int16)).mean()))
+        if is_good is None and judge is not None:
+            judge.add(float(np.abs(np.asarray(full, np.int16) - np.asarray(small, np.int16)).mean()))
         return full
 
 
