@@ -113,16 +113,11 @@ def kept(report: TuneReport) -> str:
     if report.kept:
         return ", ".join(_named(one.technique, one.setting) for one in report.kept)
     alone = [one for one in report.rejected if ", together with " not in one.reason]
-    named: list[tuple[str, str]] = []
-    for one in alone:  # those with one reason in common are named together
-        words = _figure(one.reason)
-        same = next((place for place, (_, known) in enumerate(named) if known == words and words.startswith("(")), None)
-        if same is None:
-            named.append((one.technique, words))
-        else:
-            named[same] = (f"{named[same][0]}, {one.technique}", words)
+    named: dict[str, list[str]] = {}  # by figure or reason: what they have in common is said once
+    for one in alone:
+        named.setdefault(_figure(one.reason), []).append(one.technique)
     if named:
-        return f"nothing; tried {'; '.join(' '.join(pair) for pair in named)}"
+        return "nothing; tried " + "; ".join(f"{', '.join(names)} {words}" for words, names in named.items())
     return "nothing; no trial fitted into the budget" if report.cut_short else "nothing; nothing was worth a trial"
 
 

@@ -19,13 +19,13 @@ import threading
 import weakref
 from typing import Any
 
-from hotlap.parts.late_reads import Later, read_all
+from hotlap.parts.late_reads import Later, read_all, read_now
 
 _MOST = 4096  # calls put off for one meter
 _PENDING = "hotlap: calls put off"  # where they are kept: nobody sees a meter's attributes before they are done
 _NUMBERS = (int, float)
-_OWN_WAYS = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__slots__", "__del__", "__reduce_ex__")
-_OWN_WAYS += ("__init_subclass__",)
+_OWN_WAYS = {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__slots__", "__del__", "__reduce_ex__"}
+_OWN_WAYS |= {"__init_subclass__"}
 _OPERATORS = [f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv") for side in ("", "r", "i")]
 _turn = threading.RLock()  # a meter may be shown by another thread than the one that tells it
 _waiting: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by id: not every meter has a hash
@@ -40,7 +40,7 @@ def tell_later(meter: Any, name: str, /, *arguments: Any, **named: Any) -> None:
             _put_off(meter, (name, arguments, named))
             return
     read_all(given)
-    getattr(meter, name)(*map(_read, arguments), **{key: _read(value) for key, value in named.items()})
+    getattr(meter, name)(*map(read_now, arguments), **{key: read_now(value) for key, value in named.items()})
 
 
 def _put_off(meter: Any, call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> None:
@@ -63,7 +63,7 @@ def _is_plain(meter: Any) -> bool:
     kind = type(meter)
     if kind in _own_kinds:
         return True
-    if type(kind) is not type or kind.__mro__[1:] != (object,) or any(name in vars(kind) for name in _OWN_WAYS):
+    if type(kind) is not type or kind.__mro__[1:] != (object,) or not _OWN_WAYS.isdisjoint(vars(kind)):
         return False
     if _holders(meter) != _ITSELF_ALONE:
         return False
@@ -127,7 +127,7 @@ def _settle(meter: Any) -> None:
         try:
             while pending:
                 name, arguments, named = pending.popleft()
-                getattr(twin, name)(*map(_read, arguments), **{key: _read(value) for key, value in named.items()})
+                getattr(twin, name)(*map(read_now, arguments), **{key: read_now(value) for key, value in named.items()})
         finally:
             if not pending:
                 own.pop(_PENDING, None)
@@ -151,7 +151,3 @@ def _before_a_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_a_fork, after_in_parent=_turn.release, after_in_child=_turn.release)
-
-
-def _read(value: Any) -> Any:
-    return value._read() if type(value) is Later else value

@@ -75,7 +75,7 @@ class Inventory:
 
     def _fault(self) -> str:
         for where, key, value in zip(*self._values, strict=True):
-            if not is_same(_get(where, key, self), value):
+            if not _is_same(_get(where, key, self), value):
                 return f"{key} changes"
         for where, key, identity in zip(*self._objects, strict=True):
             if id(_get(where, key, self)) != identity:
@@ -104,5 +104,5 @@ def _get(where: Any, key: Any, missing: Any) -> Any:
         return missing
 
 
-def is_same(new: Any, old: Any) -> bool:
+def _is_same(new: Any, old: Any) -> bool:
     return new is old or (isinstance(old, PLAIN) and type(new) is type(old) and bool(new == old))
