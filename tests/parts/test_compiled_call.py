@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hotlap.parts.compiled_call import CompiledCall, is_compilers
+from hotlap.parts.compiled_call import CompiledCall, Gradients, _parameters_in, is_compilers
 
 
 def eager(function, mode=None, dynamic=None):
@@ -122,3 +122,36 @@ def test_without_graphs_gradients_stay_where_they_are() -> None:
     first = model.weight.grad
     call(model, (x,), {})
     assert model.weight.grad is first
+
+
+def test_gradients_that_last_are_moved_right_after_the_update() -> None:
+    """A loop that clears them after the forward, as many do, and one that clears them before, for which they are moved
+    for nothing, once."""
+    model, call, kept = nn.Linear(4, 2), CompiledCall("reduce-overhead"), Gradients()
+    moved: list[bool] = []
+
+    def step(clears_late: bool) -> None:
+        if not clears_late:
+            model.zero_grad()
+        kept.keep()
+        out = call(model, (torch.randn(3, 4),), {})
+        if clears_late:
+            model.zero_grad()
+        out.sum().backward()
+        kept.written(model)
+        before, values = model.weight.grad, model.weight.grad.clone()
+        kept.keep_early()
+        moved.append(model.weight.grad is not before)
+        assert torch.equal(model.weight.grad, values)
+
+    for clears_late in (True, True, True, False, False, False):
+        step(clears_late)
+    assert moved == [False, True, True, False, False, False]
+
+
+def test_all_parameters_are_found_once() -> None:
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.Sequential(shared, nn.Linear(3, 3, bias=False)), nn.BatchNorm1d(3, affine=False))
+    model.register_module("none", None)
+    found = _parameters_in([model, shared])
+    assert {id(one) for one in found} == {id(one) for one in model.parameters()} and len(found) == 3

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from same_draw import PHOTOS, compared, v2
+import torch
+from same_draw import MEAN, PHOTOS, STD, VERSIONS, compared, picture, pil_to_tensor, v2
 from test_batched_transforms import ended, exact
 
-from hotlap.parts import resampling
+from hotlap.parts import batched_transforms, resampling
+from hotlap.parts.batched_transforms import Pipeline, recognised
 from hotlap.parts.resampling import _Looking
 
 KINDS = ["resized crop", "resized crop, bicubic", "resize to a side", "pad, resize, pad"]
@@ -47,18 +49,45 @@ def test_without_a_compiler_products_do_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert resampling._unusable == {"cpu"}
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_what_becomes_of_levels_is_looked_up(
+    version: str, mode: str, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very floats that two more stages would make of them. Crops of tall pictures take their rows first."""
+    kind = VERSIONS[version]
+    mean, std = (MEAN, STD) if mode == "RGB" else ([0.5], [0.25])
+    last = [kind.ToTensor()] if version == "v1" else [kind.ToImage(), kind.ToDtype(torch.float32, scale=True)]
+    transform = kind.Compose([kind.RandomResizedCrop((12, 9)), *last, kind.Normalize(mean, std)])
+    pictures = [picture(*size, seed=at, mode=mode) for at, size in enumerate(((40, 30), (9, 7), (20, 90), (33, 47)))]
+    pipeline = recognised(transform)
+    assert isinstance(pipeline, Pipeline)
+    recipes = [pipeline.draw(*one.size) for one in pictures]
+    images = [pil_to_tensor(one) for one in pictures]
+    plainly = pipeline.run(images, recipes, "cpu")
+    for module in (resampling, batched_transforms):
+        monkeypatch.setattr(module, "kernels", lambda device: interpreted)
+    pipeline.run(images, recipes, "cpu")  # makes the table
+    monkeypatch.delattr("hotlap.parts.finishing.Floating.run")
+    monkeypatch.delattr("hotlap.parts.finishing.Normalising.run")
+    made = pipeline.run(images, recipes, "cpu")
+    assert torch.equal(made, plainly) and made.is_contiguous()
+
+
+@pytest.mark.parametrize("has_table", [True, False])
 @pytest.mark.parametrize("is_across", [True, False])
-def test_they_compile_for_a_gpu(is_across: bool) -> None:
+def test_they_compile_for_a_gpu(is_across: bool, has_table: bool) -> None:
     """Which needs none, and is more than the interpreter asks."""
     triton = pytest.importorskip("triton", reason="triton is not there: pip install triton")
     from triton.backends.compiler import GPUTarget
 
     from hotlap.parts.resampling_kernels import _resampled
 
-    pointers = {"flat": "*u8", "place": "*i32", "weight": "*i32", "made": "*u8"}
+    made = "*fp32" if has_table else "*u8"
+    pointers = {"flat": "*u8", "place": "*i32", "weight": "*i32", "table": made, "made": made}
     pointers |= dict.fromkeys(("start", "plane", "stride", "taken", "counts"), "*i64")
     numbers = dict.fromkeys(("channels", "height", "width", "most_taps"), "i32")
-    constants = {"IS_ACROSS": is_across, "HIGH": 16, "WIDE": 64, "BITS": 22}
+    constants = {"IS_ACROSS": is_across, "HAS_TABLE": has_table, "HIGH": 16, "WIDE": 64, "BITS": 22}
     given = {**pointers, **numbers, **dict.fromkeys(constants, "constexpr")}
     source = triton.compiler.ASTSource(_resampled, {name: given[name] for name in _resampled.arg_names}, constants)
     assert ".visible .entry" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]

@@ -135,6 +135,10 @@ class CompiledModel(Technique):
             patch.at(joints.root_found, found)
         else:
             patch.at(joints.root_called, call, depth=8)  # nearest to the module: autocast and layouts go round it
+        if mode != PLAIN:
+            from hotlap.parts.compiled_call import gradients
+
+            patch.at(joints.weights_updated, lambda optimizer: gradients.keep_early())
         patch.at(joints.compile_called, lambda: patch.withdraw("the script compiles by itself"))
         _watch_success(patch)
         _watch_hooks(patch)

@@ -24,14 +24,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hotlap.parts.drawn_transforms import Drawing, Sketch, Stage
+from hotlap.parts.finishing import Floating, Normalising
 from hotlap.parts.known_transforms import FLOATS, LEVELS, PICTURE, Builder, NotKnown, flat, known
 from hotlap.parts.packed_images import Images
+from hotlap.parts.resampling import Framing, kernels
 
 Recipe = tuple[tuple[float, ...], ...]
 _PHOTO_LEVELS = 32.0  # a batch whose standard deviation is less than this is hardly a batch of photos: they have 60
@@ -61,6 +64,7 @@ class Pipeline:
         self.head, self.expects, self.drawings, self.stages = head, expects, drawings, stages
         self.levels = sum(stage.levels for stage in stages)
         self.tolerance = self.levels / _PHOTO_LEVELS + 1e-6
+        self._last = max(at for at, stage in enumerate(stages) if not isinstance(stage, (Floating, Normalising)))
 
     def draw(self, width: int, height: int) -> Recipe:
         """The numbers for one image of this size; every generator moves as the transforms would have moved it."""
@@ -75,10 +79,38 @@ class Pipeline:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             held = images if isinstance(images, Images) else Images.packed(images, device)
             for at, stage in enumerate(self.stages):
-                held = stage.run(held, np.array([recipe[at] for recipe in recipes]))
+                numbers = np.array([recipe[at] for recipe in recipes])
+                if at == self._last and (made := self._at_once(stage, held, numbers)) is not None:
+                    held = made
+                    break
+                held = stage.run(held, numbers)
         if len({*held.heights}) > 1 or len({*held.widths}) > 1:
             raise ValueError("images of different sizes came out of the transforms, which do not stack")
         return held.pixels
+
+    def _at_once(self, stage: Stage, images: Images, numbers: np.ndarray) -> Images | None:
+        """A resize after which each level only becomes a number of its own, which its kernel looks up."""
+        if not isinstance(stage, Framing) or stage is self.stages[-1] or kernels(images.device) is None:
+            return None
+        table = self._table(images)
+        return None if table is None else stage.run_by_kernels(images, numbers, table)
+
+    def _table(self, images: Images) -> Tensor | None:
+        """Channels by 256: what the stages after the last resize make of all levels. None where there is more to it."""
+        kept, key = _tables.setdefault(self, {}), (images.device, images.channels, torch.get_default_dtype())
+        if key not in kept:
+            levels = torch.arange(256, dtype=torch.uint8, device=images.device).expand(1, images.channels, 1, 256)
+            ramp = Images.stacked(levels.contiguous(), np.array([1]), np.array([256]))
+            for stage in self.stages[self._last + 1 :]:
+                ramp = stage.run(ramp, np.empty((1, 0)))
+            is_each = ramp.pixels.shape[1] == images.channels
+            kept[key] = ramp.pixels.reshape(-1, 256).contiguous() if is_each else None
+            if images.device.type == "cuda":
+                torch.cuda.current_stream(images.device).synchronize()  # other streams will read it
+        return kept[key]
+
+
+_tables: WeakKeyDictionary[Pipeline, dict[Any, Tensor | None]] = WeakKeyDictionary()
 
 
 def recognised(transform: Any) -> Pipeline | str:

@@ -20,8 +20,6 @@ _COMPILER = ("torch._dynamo", "torch._inductor")
 _FEW, _RARE = 2, 1 / 8  # calls with other shapes, and their part of all, that are not worth compiling for
 _MOVED_ON = 8  # calls in a row with another shape: then that is the usual one
 
-_gone_back: weakref.WeakSet[Any] = weakref.WeakSet()  # modules with gradients that graphs may have made
-
 
 class CompiledCall:
     """`call(module, args, kwargs)` in place of `module(*args, **kwargs)`; one for each module, or for several that are
@@ -51,7 +49,7 @@ class CompiledCall:
             return module._call_impl(*args, **kwargs)
         before = self._counters["stats"]["unique_graphs"]
         if self._has_graphs:
-            _keep_gradients()
+            gradients.keep()
         out = self._run(module, args, kwargs)
         self.graphs += self._counters["stats"]["unique_graphs"] - before
         if not self.has_run:
@@ -116,27 +114,64 @@ def _copied(out: Any, module: Callable[[], Any]) -> Any:
             return leaf
         made = leaf.clone()
         if made.requires_grad:
-            made.register_hook(lambda _: _goes_back(module()))
+            made.register_hook(lambda _: gradients.written(module()))
         return made
 
     return copied(out) if isinstance(out, torch.Tensor) else tree_map(copied, out)
 
 
-def _goes_back(module: Any) -> None:
-    if module is not None:
-        _gone_back.add(module)
+class Gradients:
+    """Those that graphs have written. They write to the same place again, in whatever module: gradients that are still
+    there when the next forward begins, since they are added up or cleared only later, are moved out of the way."""
+
+    def __init__(self) -> None:
+        self._written: weakref.WeakSet[Any] = weakref.WeakSet()  # modules
+        self._last = False  # whether the script leaves them until the next forward
+        self._early: Any = lambda: None
+
+    def written(self, module: Any) -> None:
+        if module is not None:
+            self._written.add(module)
+
+    def keep(self) -> None:
+        """Before a forward."""
+        early, self._early = self._early(), lambda: None
+        if self._moved():
+            self._last = True
+        elif early is not None and early.grad is None:
+            self._last = False  # they were moved for nothing
+
+    def keep_early(self) -> None:
+        """After an update, where they last: the device has its work then, and the next forward begins sooner."""
+        moved = self._moved() if self._last else []
+        if moved:
+            self._early = weakref.ref(moved[0])
+
+    def _moved(self) -> list[Any]:
+        """The parameters whose gradients have been moved."""
+        import torch
+
+        waiting = list(self._written)
+        self._written.clear()
+        owners = [parameter for parameter in _parameters_in(waiting) if parameter.grad is not None]
+        if owners:
+            with torch.no_grad():
+                copies = torch._foreach_mul([parameter.grad for parameter in owners], 1.0)
+            for parameter, grad in zip(owners, copies, strict=True):
+                parameter.grad = grad
+        return owners
 
 
-def _keep_gradients() -> None:
-    """Graphs write gradients to the same place as well, in whatever module: those that are still there when the next
-    forward begins, since they are added up or cleared only later, are moved out of the way."""
-    import torch
+gradients = Gradients()  # of all modules: their graphs share memory
 
-    waiting = list(_gone_back)
-    _gone_back.clear()
-    owners = [parameter for module in waiting for parameter in module.parameters() if parameter.grad is not None]
-    if owners:
-        with torch.no_grad():
-            copies = torch._foreach_mul([parameter.grad for parameter in owners], 1.0)
-        for parameter, grad in zip(owners, copies, strict=True):
-            parameter.grad = grad
+
+def _parameters_in(modules: list[Any]) -> list[Any]:
+    """Each once, in every step: torch's own `parameters()` makes their names as well, which takes several times as
+    long."""
+    found, seen = [], set()
+    for module in modules:
+        if module is not None and id(module) not in seen:
+            seen.add(id(module))
+            found += module._parameters.values()
+            modules += module._modules.values()
+    return list({id(one): one for one in found if one is not None}.values())

@@ -7,6 +7,7 @@ none comes twice."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import weakref
@@ -20,10 +21,11 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 
 from hotlap.parts.deferred_samples import Deferred, InWorkers, defer
 from hotlap.parts.early_batches import Pass
-from hotlap.parts.early_copies import CudaCopier, copy_early, is_plain, no_fork
-from hotlap.parts.finished_images import Finished, Judge, Trial, finished
+from hotlap.parts.early_copies import CudaCopier, copy_early, is_plain
+from hotlap.parts.finished_images import Finished, Judge, Trial, begin, finished
+from hotlap.parts.no_fork import no_fork
 from hotlap.parts.transform_sites import mark, owners_of, sites_of, why_not
-from hotlap.parts.undone_images import UndoneBatch
+from hotlap.parts.undone_images import UndoneBatch, undone_in
 from hotlap.parts.waiting_tensor import Waiting
 
 _UNMOVED = 64  # batches in a row that the script did not move
@@ -122,7 +124,7 @@ class DeviceBatches:
         if loader.num_workers:
             loader.check_worker_number_rationality()  # as torch does before it builds one
             iterator: Any = _MultiProcessingDataLoaderIter(loader)
-            _Attended(iterator, made, self._ahead, self._handed)
+            _Attended(iterator, made, self._ahead, self._handed, functools.partial(self._begun, trial))
             return iterator
         iterator = _SingleProcessDataLoaderIter(loader)
         defer(iterator._dataset_fetcher, trial.verdicts)
@@ -134,6 +136,15 @@ class DeviceBatches:
 
         vars(iterator)["_next_data"] = next_data
         return iterator
+
+    def _begun(self, trial: Trial, batch: Any) -> Any:
+        """A batch whose files are being decoded. Where that fails it is tried again, by whoever can deal with it."""
+        maker = self._maker()
+        if maker is not None and isinstance(batch, Deferred) and not trial.is_refused:
+            with no_fork, contextlib.suppress(Exception):
+                for one in undone_in(batch.batch):
+                    begin(one, maker.device)
+        return batch
 
     def _made(self, trial: Trial, batch: Any) -> Any:
         """A batch on the device; or as it came, where it cannot be made, to be dealt with by `_handed`."""
@@ -248,10 +259,11 @@ class _Attended(Pass):
     or because it is over, what still comes is finished in line."""
 
     def __init__(
-        self, iterator: Any, made: Callable[[Any], Any], ahead: int, handed: Callable[[Any, Any], Any]
-    ) -> None:
-        self._made, self._depth, self._handed = made, ahead, handed
-        super().__init__(iterator, made, ahead)
+        self, iterator: Any, made: Callable[[Any], Any], ahead: int, handed: Callable[[Any, Any], Any],
+        begun: Callable[[Any], Any],
+    ) -> None:  # fmt: skip
+        self._made, self._depth, self._handed, self._begun = made, ahead, handed, begun
+        super().__init__(iterator, made, ahead, begun)
 
     def _next_data(self) -> Any:
         return self._handed(self._reference(), super()._next_data())
@@ -269,4 +281,4 @@ class _Attended(Pass):
         for name in ("_next_data", "_reset"):
             vars(iterator).pop(name, None)
         type(iterator)._reset(iterator, *args, **kwargs)
-        type(self)(iterator, self._made, self._depth, self._handed)
+        type(self)(iterator, self._made, self._depth, self._handed, self._begun)

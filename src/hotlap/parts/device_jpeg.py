@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,13 +18,40 @@ def decode_all(files: Sequence[torch.Tensor], device: torch.device) -> list[torc
     if device.type != "cuda":
         with ThreadPoolExecutor(max(1, min(len(files), torch.get_num_threads()))) as pool:
             return list(pool.map(by_pillow, files))
-    reader, decoder = torch.cuda.current_stream(device), _stream_of_its_own(device)
+    decoded, reader = decode_ahead(files, device), torch.cuda.current_stream(device)
+    reader.wait_event(decoded.done)
+    for image in decoded.images:
+        image.record_stream(reader)
+    return decoded.images
+
+
+class Decoded(NamedTuple):
+    """Images on a device, which are there when `done` is. Whoever reads them on a stream says so by `keep_for`."""
+
+    images: list[torch.Tensor]
+    done: Any
+
+
+def decode_ahead(files: Sequence[torch.Tensor], device: torch.device) -> Decoded:
+    """By nvJPEG, for a stream that will wait."""
+    decoder, done = _stream_of_its_own(device), torch.cuda.Event()
     with torch.cuda.stream(decoder):
         images = _by_nvjpeg(files, device)
-    reader.wait_stream(decoder)
-    for image in images:
-        image.record_stream(reader)
-    return images
+    done.record(decoder)
+    return Decoded(images, done)
+
+
+def keep_for(stream: Any, images: list[torch.Tensor]) -> None:
+    """Until what that stream has been given so far is done. To tell torch's allocator of every single image would take
+    longer than all else that the host does for them."""
+    while _kept and _kept[0][1].query():
+        _kept.popleft()
+    read = torch.cuda.Event()
+    read.record(stream)
+    _kept.append((images, read))
+
+
+_kept: deque[tuple[list[torch.Tensor], Any]] = deque()
 
 
 def _by_nvjpeg(files: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

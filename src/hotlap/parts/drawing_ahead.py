@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -80,6 +81,26 @@ class Drawing:
         self.stop()
 
 
+class Relay(Drawing):
+    """What another one draws goes through `work` in a second thread, while the first draws the next."""
+
+    def __init__(self, source: Drawing, work: Callable[[Any], Any], ahead: int, held: Any = None) -> None:
+        self._source = source
+        super().__init__(functools.partial(_relayed, source, work), ahead, held)
+
+    def stop(self, wait_seconds: float | None = 0.0) -> None:
+        self._source.stop(wait_seconds)  # first: its end is what the second thread may be waiting for
+        super().stop(wait_seconds)
+
+
+def _relayed(source: Drawing, work: Callable[[Any], Any]) -> Any:
+    result, error = source.take()
+    if error is not None:
+        raise error
+    source.more()
+    return work(result)
+
+
 def _work(draw: Callable[[], Any], wanted: SimpleQueue[bool], made: SimpleQueue[Any], held: Any) -> None:
     while wanted.get():
         with held:
@@ -93,6 +114,7 @@ def _work(draw: Callable[[], Any], wanted: SimpleQueue[bool], made: SimpleQueue[
                 return
             made.put(result)
             del result
+    made.put((None, Paused()))
 
 
 _running: weakref.WeakSet[Drawing] = weakref.WeakSet()

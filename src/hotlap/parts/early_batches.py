@@ -25,8 +25,9 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter
 
 from hotlap.parts.batch_habits import Habits
-from hotlap.parts.drawing_ahead import Drawing, Paused
-from hotlap.parts.early_copies import Copier, no_fork
+from hotlap.parts.drawing_ahead import Drawing, Paused, Relay
+from hotlap.parts.early_copies import Copier
+from hotlap.parts.no_fork import no_fork
 from hotlap.parts.resident_iterators import Serving
 
 _PATIENCE, _STARTS = 64, 3  # batches and epochs of loaders that cannot be helped
@@ -55,23 +56,32 @@ def why_not(iterator: Any) -> str | None:
 
 class Pass:
     """One epoch of one iterator, drawn ahead. Stands before some of the iterator's own methods until it is over. What
-    the thread draws goes through `made`, and is handed out as that returns it.
+    the thread draws goes through `made`, and is handed out as that returns it; with `begun`, which must not fail,
+    through that first, in a thread of its own, so that both are at work at once.
 
     Workers are sent indices long before their batches are drawn, so only this store of theirs is emptied earlier. The
     sampler is asked for the next indices when the script draws, as ever, and by the script's own thread: a sampler of
     any kind gives what it would have given."""
 
-    def __init__(self, iterator: Any, made: Callable[[Any], Any], ahead: int) -> None:
+    def __init__(
+        self, iterator: Any, made: Callable[[Any], Any], ahead: int, begun: Callable[[Any], Any] | None = None
+    ) -> None:
         self._reference: Callable[[], Any] = weakref.ref(iterator)
         self._indices: deque[Any] | None = None  # asked for, and not yet sent to the workers
         if type(iterator) is _MultiProcessingDataLoaderIter:
             ahead = min(ahead, _capacity(iterator))  # something must be on its way whenever a batch is waited for
+            if begun is not None and ahead == _capacity(iterator):
+                ahead -= 1  # the one that is begun
             if iterator._dataset_kind == _DatasetKind.Map:
                 self._indices = deque()
         own = {"_next_data": self._next_data, "_next_index": self._next_index, "_reset": self._reset}
         vars(iterator).update(own | {_PASS: self})
         held = no_fork if isinstance(iterator, Serving) else None  # workers are of no use to a forked copy anyway
-        self._drawing = Drawing(_draws(self._reference, self._indices, made), ahead, held)
+        if begun is None or not ahead:
+            self._drawing = Drawing(_draws(self._reference, self._indices, made), max(1, ahead), held)
+        else:
+            drawing = Drawing(_draws(self._reference, self._indices, begun), 1, held)
+            self._drawing = Relay(drawing, made, ahead, held)
 
     def _next_data(self) -> Any:
         iterator = self._reference()

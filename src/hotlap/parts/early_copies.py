@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +21,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from hotlap.parts.no_fork import no_fork
 
 _THINGS = 4096  # looked at in one batch
 _DEPTH = 2  # objects inside objects
@@ -277,11 +277,3 @@ def _bytes(dense: torch.Tensor) -> Any:
 def copier_for(device: torch.device) -> Copier | None:
     """The one that fits, or None where there is none for this kind of device."""
     return CudaCopier(device) if device.type == "cuda" else None
-
-
-no_fork = threading.RLock()  # held while a copy begins: a child must not inherit torch's and the driver's locks
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release
-    )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from hotlap.parts.deferred_samples import ON_TRIAL, PROVEN, REFUSED, TRUSTED, Deferred
-from hotlap.parts.device_jpeg import by_pillow, decode_all
+from hotlap.parts.device_jpeg import by_pillow, decode_ahead, decode_all, keep_for
 from hotlap.parts.early_copies import pinned
 from hotlap.parts.undone_images import UndoneBatch
 
@@ -40,10 +40,22 @@ def finished(undone: UndoneBatch, pipelines: Sequence[Any], device: torch.device
     pixels = undone.pixels
     if device.type == "cuda" and len(pixels):
         pixels = pinned(pixels).to(device, non_blocking=True)
+    ready, undone.ready = undone.ready, None
+    if ready is not None:
+        torch.cuda.current_stream(device).wait_event(ready.done)
     decoded = iter(undone.decoded(pixels))
-    encoded = iter(decode_all(undone.encoded(), device)) if undone.lengths else iter(())
+    encoded = iter(ready.images if ready else decode_all(undone.encoded(), device) if undone.lengths else ())
     images = [next(encoded) if shape is None else next(decoded) for shape in undone.shapes]
-    return Finished(undone, images, _transformed(images, undone.sites, undone.recipes, pipelines, device))
+    batch = _transformed(images, undone.sites, undone.recipes, pipelines, device)
+    if ready is not None:
+        keep_for(torch.cuda.current_stream(device), ready.images)
+    return Finished(undone, images, batch)
+
+
+def begin(undone: UndoneBatch, device: torch.device) -> None:
+    """Decode its files ahead, in a thread that has nothing else to do."""
+    if device.type == "cuda" and undone.lengths:
+        undone.ready = decode_ahead(undone.encoded(), device)
 
 
 def _transformed(
@@ -69,12 +81,13 @@ class Trial:
     def __init__(self, pipelines: Sequence[Any], judge: Judge) -> None:
         self.pipelines, self._judge = pipelines, judge
         self.verdicts = torch.full((len(pipelines),), ON_TRIAL, dtype=torch.uint8, device="cpu").share_memory_()
+        self._seen = self.verdicts.numpy()  # the same memory, without torch's detours
         self._proven: Counter[int] = Counter()
         self.missed = 0  # batches in a row that could not be deferred
 
     @property
     def is_refused(self) -> bool:
-        return REFUSED in self.verdicts or self._judge.failed
+        return REFUSED in self._seen or self._judge.failed
 
     def refuse(self) -> None:
         self.verdicts.fill_(REFUSED)

@@ -43,7 +43,7 @@ class Images:
             raise ValueError("a batch of images is uint8, CHW, and all of them have one channel or three")
         sizes = [(image.shape[1], image.shape[2]) for image in images]
         spare = images[0].new_zeros(max(width for _, width in sizes) + SPARE)
-        flat = torch.cat([*(image.reshape(-1) for image in images), spare])
+        flat = torch._C._nn.flatten_dense_tensors([*images, spare])  # one call: other threads want the interpreter too
         return cls.in_buffer(flat.to(device, non_blocking=True), sizes, images[0].shape[0])
 
     @classmethod

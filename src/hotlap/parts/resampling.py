@@ -49,28 +49,39 @@ class Framing:
         return Frame(height, width)
 
     def run(self, images: Images, numbers: np.ndarray) -> Images:
-        work = _Picking if self.filter is None else _Resizing
-        if work is _Resizing and self.is_whole and kernels(images.device) is not None:
-            work = _Looking
-        try:
-            return self._made(images, numbers, work)
-        except Exception as error:
-            if work is not _Looking or isinstance(error, torch.OutOfMemoryError):
-                raise
-            _unusable.add(images.device.type)  # no compiler, above all
-            return self._made(images, numbers, _Resizing)
+        made = self.run_by_kernels(images, numbers, None)
+        return made or self._made(images, numbers, _Picking if self.filter is None else _Resizing)
 
-    def _made(self, images: Images, numbers: np.ndarray, work: type[_Work]) -> Images:
+    def run_by_kernels(self, images: Images, numbers: np.ndarray, table: Tensor | None) -> Images | None:
+        """With what becomes of each level (C, 256), where stages follow that do no more than that. None where there are
+        no kernels for it."""
+        if self.filter is None or not self.is_whole or kernels(images.device) is None:
+            return None
+        try:
+            return self._made(images, numbers, _Looking, table)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            _unusable.add(images.device.type)  # no compiler, above all
+            return None
+
+    def _made(self, images: Images, numbers: np.ndarray, work: type[_Work], table: Tensor | None = None) -> Images:
         keeps_whole = self.border not in (None, "constant")
         rows = _Axis.of(numbers[:, :PER_AXIS], images.heights, keeps_whole)
         columns = _Axis.of(numbers[:, PER_AXIS:], images.widths, keeps_whole, begins=images.spare > 0)
         parts = self._parts(rows, columns, work.elements(rows, columns, images.channels))
+        if len(parts) == 1:
+            parts = [(np.arange(len(images)), parts[0][1])]  # as they came
         order = np.concatenate([part for part, _ in parts])
         starts = images.starts + rows.begin * images.strides + columns.begin
         addresses = sent(np.stack([starts, images.planes, images.strides])[:, order], images.device)
-        several = work(self, images, rows.taken(order), columns.taken(order), addresses)
+        several = work(self, images, rows.taken(order), columns.taken(order), addresses, table)
+        if len(parts) == 1:
+            pixels = several.made(slice(None), parts[0][1])
+            return Images.stacked(pixels.contiguous(), rows.lengths, columns.lengths)
         shape = (len(images), images.channels, rows.longest, columns.longest)
-        pixels = torch.empty(shape, dtype=images.flat.dtype, device=images.device)
+        dtype = images.flat.dtype if table is None else table.dtype
+        pixels = torch.empty(shape, dtype=dtype, device=images.device)
         chosen, first = sent(order, images.device), 0
         for part, rows_first in parts:
             here = slice(first, first := first + len(part))
@@ -122,8 +133,11 @@ class _Axis:
 class _Work:
     """What a framing does to the images, in their new order, some at a time."""
 
-    def __init__(self, framing: Framing, images: Images, rows: _Axis, columns: _Axis, addresses: Tensor) -> None:
-        self.framing, self.images, self.rows, self.columns, self.addresses = framing, images, rows, columns, addresses
+    def __init__(
+        self, framing: Framing, images: Images, rows: _Axis, columns: _Axis, addresses: Tensor, table: Tensor | None
+    ) -> None:
+        self.framing, self.images, self.rows, self.columns = framing, images, rows, columns
+        self.addresses, self.table = addresses, table
         self.device = images.device
         self.prepare()
 
@@ -189,6 +203,12 @@ class _Weighing(_Work):
 class _Looking(_Weighing):
     """By kernels."""
 
+    @staticmethod
+    def elements(rows: _Axis, columns: _Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes, where others make floats."""
+        high, wide = _Weighing.elements(rows, columns, channels)
+        return high, -(-wide // 4)
+
     def prepare(self) -> None:
         super().prepare()
         axes = np.stack([taps_each(axis.numbers, str(self.framing.filter)) for axis in (self.rows, self.columns)])
@@ -209,9 +229,9 @@ class _Looking(_Weighing):
         source = own.Planes(self.images.flat, *self.addresses[:, here])
         if rows_first:
             made: Tensor = own.down(source, down, channels, self.columns.count[here])
-            return own.across(own.Planes.of(made), across, channels, _each(made.shape[2], made))
+            return own.across(own.Planes.of(made), across, channels, _each(made.shape[2], made), self.table)
         made = own.across(source, across, channels, self.rows.count[here])
-        return own.down(own.Planes.of(made), down, channels, _each(made.shape[3], made))
+        return own.down(own.Planes.of(made), down, channels, _each(made.shape[3], made), self.table)
 
 
 class _Resizing(_Weighing):

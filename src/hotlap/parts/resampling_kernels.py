@@ -1,4 +1,5 @@
 """Pillow's resize of levels as two Triton kernels, one for each axis: only the few weights that count are looked at.
+The second one may look up what becomes of each level, so that no other kernel need touch the pixels.
 
 Imported where triton is there: it comes with torch's CUDA builds."""
 
@@ -42,37 +43,39 @@ class Planes(NamedTuple):
         return cls(pixels, start, torch.full_like(start, height * width), torch.full_like(start, width))
 
 
-def across(source: Planes, taps: Taps, channels: int, heights: np.ndarray) -> Tensor:
-    """Columns resized. N, C, the most of `heights`, length; rows beyond an image's own height are not written."""
+def across(source: Planes, taps: Taps, channels: int, heights: np.ndarray, table: Tensor | None = None) -> Tensor:
+    """Columns resized. N, C, the most of `heights`, length; rows beyond an image's own height are not written. `table`
+    (C, 256): what becomes of each level."""
     shape = (len(taps.place), channels, int(heights.max()), taps.place.shape[2])
-    return _launched(source, taps, heights, shape, is_across=True)
+    return _launched(source, taps, heights, shape, table, is_across=True)
 
 
-def down(source: Planes, taps: Taps, channels: int, widths: np.ndarray) -> Tensor:
+def down(source: Planes, taps: Taps, channels: int, widths: np.ndarray, table: Tensor | None = None) -> Tensor:
     """Rows resized, likewise: N, C, length, the most of `widths`."""
     shape = (len(taps.place), channels, taps.place.shape[2], int(widths.max()))
-    return _launched(source, taps, widths, shape, is_across=False)
+    return _launched(source, taps, widths, shape, table, is_across=False)
 
 
 def _launched(
-    source: Planes, taps: Taps, counts: np.ndarray, shape: tuple[int, int, int, int], is_across: bool
-) -> Tensor:
+    source: Planes, taps: Taps, counts: np.ndarray, shape: tuple[int, int, int, int], table: Tensor | None,
+    is_across: bool,
+) -> Tensor:  # fmt: skip
     number, channels, height, width = shape
-    made = torch.empty(shape, dtype=torch.uint8, device=source.flat.device)
+    made = torch.empty(shape, dtype=torch.uint8 if table is None else table.dtype, device=source.flat.device)
     counted = sent(counts, made.device)
     grid = (number * channels, triton.cdiv(height, _HIGH), triton.cdiv(width, _WIDE))
     _resampled[grid](
         source.flat, source.start, source.plane, source.stride, taps.place, taps.weight, taps.taken,
-        counted, made, channels, height, width, taps.place.shape[1],
-        IS_ACROSS=is_across, HIGH=_HIGH, WIDE=_WIDE, BITS=WEIGHT_BITS,
+        counted, made if table is None else table, made, channels, height, width, taps.place.shape[1],
+        IS_ACROSS=is_across, HAS_TABLE=table is not None, HIGH=_HIGH, WIDE=_WIDE, BITS=WEIGHT_BITS,
     )  # fmt: skip
     return made
 
 
 @triton.jit(do_not_specialize=["channels", "height", "width", "most_taps"])
 def _resampled(
-    flat, start, plane, stride, place, weight, taken, counts, made, channels, height, width, most_taps,
-    IS_ACROSS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr,
+    flat, start, plane, stride, place, weight, taken, counts, table, made, channels, height, width, most_taps,
+    IS_ACROSS: tl.constexpr, HAS_TABLE: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, BITS: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     """A tile of one channel of one image. Sums of levels times weights fit 32 bits, as they do in Pillow."""
     picture = tl.program_id(0).to(tl.int64)
@@ -98,5 +101,6 @@ def _resampled(
             weighs, address = weighs[:, None], looks[:, None] * step + column[None, :]
         level = tl.load(flat + begin + address, mask=wanted & (weighs != 0), other=0)
         total += level.to(tl.int32) * weighs
-    level = tl.minimum(tl.maximum(total >> BITS, 0), 255).to(tl.uint8)
-    tl.store(made + (picture * height + row[:, None]) * width + column[None, :], level, mask=wanted)
+    level = tl.minimum(tl.maximum(total >> BITS, 0), 255)
+    pixel = tl.load(table + channel * 256 + level, mask=wanted) if HAS_TABLE else level.to(tl.uint8)
+    tl.store(made + (picture * height + row[:, None]) * width + column[None, :], pixel, mask=wanted)

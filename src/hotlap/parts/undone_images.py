@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from hotlap.parts.device_jpeg import pixels_of
+from hotlap.parts.device_jpeg import Decoded, pixels_of
 from hotlap.parts.transform_sites import Site
 
 _MODES = ("RGB", "L")
@@ -31,7 +31,10 @@ class Undone:
 
 
 class UndoneBatch:
-    """In a batch where the images would be: what they are made from, in as few tensors as possible."""
+    """In a batch where the images would be: what they are made from, in as few tensors as possible. `ready` may hold
+    its files, decoded ahead."""
+
+    ready: Decoded | None = None
 
     def __init__(self, undone: Sequence[Undone]) -> None:
         if not all(type(one) is Undone for one in undone):
