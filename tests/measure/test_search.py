@@ -671,3 +671,27 @@ def test_a_faster_enemy_comes_in_the_place_of_a_member() -> None:
     settle(made)
     assert [str(choice) for choice in made.found.plan] == ["graphs"]
     assert [(one.technique, one.reason) for one in made.found.rejected] == [("layout", "cannot live with graphs")]
+
+
+class Odd(Made):
+    """One of the script's own trials is slow by chance."""
+
+    def __init__(self, slow: int, levels: dict[tuple[str, ...], float | str]) -> None:
+        super().__init__(levels)
+        self._slow = slow
+
+    def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+        made = super()._measured(plan, label, role)
+        is_odd = len(self.asked) == self._slow and isinstance(made, Timed)
+        return dataclasses.replace(made, level=1.65 * made.level) if is_odd else made
+
+
+@pytest.mark.parametrize("slow", [2, 3])
+def test_one_odd_trial_of_the_script_does_not_hide_a_gain(slow: int) -> None:
+    """A third one tells which was odd; and a gain of a half is looked at whatever the script's own noise is."""
+    bench = Odd(slow, LEVELS)
+    made = search(bench, Fast())
+    assert bench.asked == [()] * 4 and made.found.level == 1.0
+    made.screening.run()
+    assert [str(choice) for choice in made.found.plan] == ["fast"]
+    assert made.found.smallest_gain > 1.5, "what is claimed is held to the noise there was"
