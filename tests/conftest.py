@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from hotlap.measure.order import Order
 from hotlap.measure.trial import Trial, Trials
 
 ROOT = Path(__file__).resolve().parent.parent
+_COMPILED = "HOTLAP_TEST_COMPILED"
 _kept: list[object] = []  # operators last as long as their library
 _BF16 = "import torch; a = torch.ones(64, 64).bfloat16(); (a @ a).sum().item()"
 
@@ -31,6 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
     planted = str(ROOT / "tests" / "measure")  # tests and trial processes import planted techniques by name
     sys.path.insert(0, planted)
     os.environ["PYTHONPATH"] = os.pathsep.join([planted, *filter(None, [os.environ.get("PYTHONPATH")])])
+    if _COMPILED not in os.environ:  # one place for all workers and trials: torch's headers are compiled once
+        os.environ[_COMPILED] = tempfile.mkdtemp(prefix="hotlap-compiled-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(_COMPILED), ignore_errors=True))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(os.environ[_COMPILED], "inductor"))
     if "HOTLAP_TORCHVISION" in os.environ:
         _find_torchvision(os.environ["HOTLAP_TORCHVISION"])
     if "ONEDNN_MAX_CPU_ISA" not in os.environ and subprocess.run([sys.executable, "-c", _BF16]).returncode < 0:
@@ -81,8 +88,8 @@ def run_script(trials: Trials):
     """Run a script in a trial of its own: `run_script(path, [choices], steps=...) -> Trial`."""
 
     def run(path: Path | str, choices=(), **wishes) -> Trial:
-        kept = trials.exchange("compiled")
-        order = {"limit_seconds": PATIENCE_SECONDS, "cwd": str(Path(path).parent), "kept_folder": kept, **wishes}
+        kept = {"kept_folder": os.environ[_COMPILED]}
+        order = {"limit_seconds": PATIENCE_SECONDS, "cwd": str(Path(path).parent), **kept, **wishes}
         return trials.run(Order(name=str(path), choices=[choice.to_json() for choice in choices], **order))
 
     return run

@@ -17,6 +17,7 @@ import typer
 import hotlap
 from hotlap.cli_reading import check, env, explain, fix, report
 from hotlap.errors import HotlapError, Stopped, say
+from hotlap.front_page import FrontPage
 from hotlap.options import (
     AcceptWrites,
     AllowNetwork,
@@ -31,6 +32,7 @@ from hotlap.options import (
 )
 
 app = typer.Typer(
+    cls=FrontPage,
     help="Runs the PyTorch training script you already have faster, and proves that it is still the same training.",
     no_args_is_help=True,
     add_completion=False,

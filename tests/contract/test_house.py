@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "choosing": {"catalogue", "technique", "plan", "observe", "source"},
     "options": {"observe"},
     "cli_reading": {"catalogue", "source", "observe", "report", "explain", "choosing", "options"},
-    "cli": {*ROOMS, "plan", "evidence", "drive", "applying", "choosing", "options", "cli_reading"},
+    "cli": {*ROOMS, "plan", "evidence", "drive", "applying", "choosing", "options", "cli_reading", "front_page"},
 }
 TORCHS_OWN = {"channels_last", "persistent_workers"}  # words of torch that two techniques share
 DRAWERS = {"utils", "util", "common", "core", "helpers", "helper", "base", "misc", "manager"}

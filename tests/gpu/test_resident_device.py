@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from hotlap.catalogue import find
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
+from hotlap.parts.known_order import in_cuts
 from hotlap.parts.resident_batches import ResidentBatches
 from hotlap.parts.resident_loader import serves
 from hotlap.parts.resident_mirror import Mirror
@@ -95,3 +96,13 @@ def test_a_batch_taken_on_another_stream_is_whole() -> None:
         del batch
         side.synchronize()
         assert total.tolist() == (4096.0 * torch.from_numpy(places)).tolist()
+
+
+def test_cuts_of_an_order_are_gathered_on_whatever_stream_they_are_drawn() -> None:
+    rows = torch.arange(4096.0).view(-1, 1).expand(-1, 4096).contiguous()
+    mirror, streams = Mirror([rows], torch.device("cuda", 0)), (torch.cuda.current_stream(), torch.cuda.Stream())
+    batches = BatchSampler(RandomSampler(range(4096)), 100, False)
+    for number, cut in enumerate(in_cuts(iter(batches), batches, 4096)):
+        with torch.cuda.stream(streams[number % 2]):
+            (batch,) = mirror.batch(cut)
+            assert batch.to("cuda").sum(1).tolist() == [4096.0 * place for place in cut.tolist()]

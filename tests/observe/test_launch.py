@@ -150,7 +150,7 @@ def test_spawned_workers(tmp_path: Path) -> None:
                 return torch.tensor(float(i * i))
 
         if __name__ == "__main__":
-            loader = DataLoader(Squares(), batch_size=2, num_workers=2, multiprocessing_context="spawn")
+            loader = DataLoader(Squares(), batch_size=2, num_workers=1, multiprocessing_context="spawn")
             print([batch.tolist() for batch in loader])
     """
     for name in "abc":  # now and then Python itself warns of its semaphores

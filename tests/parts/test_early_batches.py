@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -117,12 +117,12 @@ def none_left() -> bool:
     return comes_true(lambda: gc.collect() >= 0 and not threads())
 
 
-def train(make: Callable[[], DataLoader], epochs: int = 3, stop: int = 0, count=lambda: 0) -> list:
-    """All that a script could see of some epochs, its own random draws included, and how many copies came early."""
+def train(make: Callable[[], DataLoader], stops: Sequence[int] = (0, 0, 0)) -> list:
+    """All that a script could see of some epochs, its own random draws included; each is left after so many batches."""
     torch.manual_seed(1)
     random.seed(1)
     loader, found = make(), []
-    for _ in range(epochs):
+    for stop in stops:
         for number, batch in enumerate(loader, 1):
             moved = batch["x"].to("meta")
             seen = batch["x"].tolist(), batch["drawn"].tolist(), batch["name"], list(batch), len(loader)
@@ -163,15 +163,16 @@ KINDS: dict[str, Callable[[], DataLoader]] = {
 }
 
 
-@pytest.mark.parametrize("stop", [0, 5], ids=["whole", "left early"])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_the_same_batches_and_the_same_random_numbers(
-    make: Callable[[], DataLoader], stop: int, ahead, copier: CloneCopier, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], DataLoader], ahead, copier: CloneCopier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Epochs left early and whole ones, each first, last and after the other."""
     monkeypatch.setattr(DataLoader, "__len__", lambda loader: 10)  # also for those that have none
-    expected = train(make, stop=stop)
+    stops = (5, 0, 0, 5)
+    expected = train(make, stops)
     early = ahead()
-    assert train(make, stop=stop) == expected
+    assert train(make, stops) == expected
     assert len(copier.handed) >= 3, "else nothing was tested"
     assert copier.threads == {"hotlap-draws-ahead"} and early.patch.joints.withdrawn == []
     assert none_left()
@@ -477,7 +478,10 @@ def test_a_plain_loop(copier: CloneCopier) -> None:
     assert none_left()
 
 
-def test_a_plain_loop_with_workers_errors_and_an_early_end(copier: CloneCopier) -> None:
+def test_a_plain_loop_with_workers_errors_and_an_early_end(
+    copier: CloneCopier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)  # how long torch waits for their end
     for keep in (False, True):
         loader = Prefetched(DataLoader(Broken(), 4, num_workers=2, persistent_workers=keep), "meta", copier=copier)
         assert loader.batch_size == 4
@@ -510,7 +514,7 @@ def test_a_plain_loop_draws_at_most_so_many_ahead(copier: CloneCopier) -> None:
 def test_habits_go_with_their_data_set(ahead, copier: CloneCopier) -> None:
     """A later data set may get the same number, and its script may write where this one's did not."""
     early = ahead()
-    train(lambda: seeded(num_workers=1), epochs=1)
+    train(lambda: seeded(num_workers=1), stops=(0,))
     gc.collect()
     assert copier.handed and not early._habits
 

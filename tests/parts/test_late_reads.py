@@ -54,7 +54,7 @@ LOOPS = {
 @pytest.mark.parametrize("start", [0, 0.0])
 def test_thousands_of_steps(device: None, name: str, dtype: torch.dtype, start: float) -> None:
     torch.manual_seed(0)
-    values = (torch.randn(5000) * 3).to(dtype)
+    values = (torch.randn(2200) * 3).to(dtype)  # more numbers than are kept unread, where a step has three
     late, plain = start, start
     for step, value in enumerate(values):
         late, plain = LOOPS[name](late, read_later(value), step), LOOPS[name](plain, value.item(), step)

@@ -109,8 +109,9 @@ KINDS: dict[str, Callable[[Any], DataLoader]] = {
 
 @pytest.mark.parametrize("rebuilt", [False, True], ids=["one loader", "rebuilt"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_index_over_three_epochs(kind: str, rebuilt: bool) -> None:
+def test_every_index_over_three_epochs(kind: str, rebuilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the end, left early, and with a sample that cannot be made; alone and with a filler beside it."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)  # how long torch waits for their end
     build = KINDS[kind]
     for bad, stop, arms in ((-1, 0, (0, 2)), (-1, 3, (2,)), (40, 0, (2,))):
         expected = trained(3, Cubes(bad=bad), build, rebuilt, stop)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 _SWAPS = 1000  # the first of which swaps nothing
@@ -22,12 +23,13 @@ def spread(ours: Sequence[float], theirs: Sequence[float], rate: float) -> tuple
     middle = statistics.fmean([*ours, *theirs])
     ours, theirs = [x - middle for x in ours], [x - middle for x in theirs]
     squares = math.fsum(x * x for x in [*ours, *theirs])
+    least, count = 1e-14 * squares or 1e-300, 2 * len(ours)  # less is rounding
     shifts = _swapped([b - a for a, b in zip(ours, theirs, strict=True)])
     growths = _swapped([b * b - a * a for a, b in zip(ours, theirs, strict=True)])
 
     def log_ratio(growth: float, shift: float) -> float:
         """From the sums of what theirs have more than ours, squared and plain."""
-        least, mean_part = 1e-14 * squares or 1e-300, shift * shift / (2 * len(ours))  # less is rounding
+        mean_part = shift * shift / count
         return 0.5 * math.log(max(squares + growth - mean_part, least) / max(squares - growth - mean_part, least))
 
     figures = list(map(log_ratio, growths, shifts))
@@ -53,13 +55,13 @@ def _swapped(differences: Sequence[float]) -> list[float]:
         sums = [0.0]
         for difference in differences[start : start + _AT_ONCE]:
             sums = [one + difference for one in sums] + [one - difference for one in sums]
-        last = len(sums) - 1
-        totals = [total + sums[place & last] for total, place in zip(totals, _places(start), strict=True)]
+        totals = list(map(operator.add, totals, _places(start, len(sums) - 1)(sums)))
     return totals
 
 
 @cache
-def _places(start: int) -> list[int]:
-    """Which of their sums so many pairs take in each swap. Always the same: no judgement depends on luck of its own."""
+def _places(start: int, last: int) -> Callable[[list[float]], tuple[float, ...]]:
+    """Takes that of their sums which so many pairs have in each swap. Always the same: no judgement depends on luck of
+    its own."""
     dice = random.Random(start)
-    return [0, *(dice.randrange(2**_AT_ONCE) for _ in range(_SWAPS - 1))]
+    return operator.itemgetter(0, *(dice.randrange(2**_AT_ONCE) & last for _ in range(_SWAPS - 1)))

@@ -86,8 +86,10 @@ class Joints:
     def _at_iterator_next(self, patch: Patch) -> None:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        original = _BaseDataLoaderIter.__next__
-        patch.set(_BaseDataLoaderIter, "__next__", passing(original, self.batch_drawn.through))
+        from hotlap.parts.resident_iterators import Serving
+
+        for kind in (_BaseDataLoaderIter, Serving):  # the latter draws in a shorter way of its own
+            patch.set(kind, "__next__", passing(kind.__next__, self.batch_drawn.through))
 
     # out = model(batch) ----------------------------------------------------------------------------------------
 

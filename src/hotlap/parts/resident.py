@@ -27,14 +27,16 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import default_collate
 
+from hotlap.parts.known_order import Cut
 from hotlap.parts.purity import reader as reader
 from hotlap.parts.purity import same
 from hotlap.parts.resident_filler import Filler, Form, Reader, why_no_rows
-from hotlap.parts.resident_mirror import Mirror, has_room
+from hotlap.parts.resident_mirror import Mirror, has_room, on_device
 
 _CHECKED_EVERY = 16  # batches; and never more than this share of the time:
 _CHECK_SHARE = 0.01
 _PROVEN = 4  # samples that somebody else made
+_HOST = torch.device("cpu")
 
 
 class Changed(Exception):
@@ -68,16 +70,21 @@ class Resident:
         self, length: int, read: Reader, room: Room, device: Any = None, place: Callable[[], Any] | None = None
     ) -> None:
         """`place`: where batches will go, asked once the store is full; None as long as that is not known."""
-        self._length, self._read, self._room, self._device = length, read, room, device
+        self._length, self._read, self._room = length, read, room
+        self._device = None if device is None else torch.device(device)
         self._place, self._mirror = place, None
         self._rows: list[Any] = []  # of the host or of the device
         self._form = Form(None, [])
+        self._packed: Callable[[list[Any]], Any] = list
         self._has = numpy.zeros(0, dtype=bool)
         self._count = self._drawn = 0
         self._check_at, self._check_time = _CHECKED_EVERY, 0.0
         self._filler: Filler | None = None
         self._changing = threading.RLock()
         self._is_proven = self._has_others = False  # samples that somebody else made
+
+    def __len__(self) -> int:
+        return self._length
 
     @property
     def share(self) -> float:
@@ -120,17 +127,21 @@ class Resident:
         steps = numpy.arange(_PROVEN) * len(kept) // _PROVEN
         self._check(kept[(self._drawn + steps) % len(kept)])  # others each time
 
-    def batch(self, index: Sequence[int], pinned: bool = False, checked: bool = True) -> Any:
-        """The batch the loader would have made. A sample that is not kept yet is loaded now."""
+    def batch(
+        self, index: Sequence[int] | Cut, pinned: bool = False, may_check: Callable[[], bool] = lambda: True
+    ) -> Any:
+        """The batch the loader would have made. A sample that is not kept yet is loaded now. `may_check` is asked when
+        a sample is about to be loaded again."""
         places = self._places(index)
         if self._count == self._length or not self._load_missing(places):
             self._drawn += 1
-            if checked and self._drawn >= self._check_at and time.monotonic() >= self._check_time:
+            if self._drawn >= self._check_at and time.monotonic() >= self._check_time and may_check():
                 self._check(places[self._drawn % len(places)][None])
+        where = index if type(index) is Cut else places
         mirror = self._mirrored() if self._place is not None else None
         if mirror is not None:
-            return tree_unflatten(mirror.batch(places), self._form.structure)
-        return self._gathered(places, pinned)
+            return self._packed(mirror.batch(where))
+        return self._gathered(places if self._device is None else on_device(where, self._device), pinned)
 
     def _mirrored(self) -> Mirror | None:
         """The rows on the device, where the script will want its batches."""
@@ -158,8 +169,10 @@ class Resident:
         if self._filler is not None:
             self._filler.close()
 
-    def _places(self, index: Sequence[int]) -> Any:
-        places = numpy.asarray(index)
+    def _places(self, index: Sequence[int] | Cut) -> Any:
+        places = index.places if type(index) is Cut else numpy.asarray(index)
+        if type(index) is Cut and index.lie_below(self._length):
+            return places
         if places.dtype.kind not in "iu" or places.ndim != 1 or not len(places):
             raise Refused("its sampler gives no plain numbers")
         if places.astype(numpy.uint64).max() >= self._length:  # negative ones become large
@@ -197,9 +210,8 @@ class Resident:
         self._count = int(numpy.count_nonzero(self._has))
 
     def _gathered(self, places: Any, pinned: bool = False) -> Any:
-        if self._device is not None:
-            places = torch.from_numpy(places).to(self._device, non_blocking=True)
-        return tree_unflatten([rows.gather(places, pinned) for rows in self._rows], self._form.structure)
+        """From places on the device where the rows are there."""
+        return self._packed([rows.gather(places, pinned) for rows in self._rows])
 
     def _check(self, places: Any) -> None:
         """Now and then, for ever: samples are loaded again and must be what is kept."""
@@ -208,7 +220,7 @@ class Resident:
             fresh = tree_leaves(default_collate(self._read(places.tolist())))
         except Exception as error:
             raise Changed(f"sample {places[0]} cannot be loaded again: {type(error).__name__}") from error
-        kept = tree_leaves(self._gathered(places))
+        kept = tree_leaves(self._gathered(places if self._device is None else on_device(places, self._device)))
         if not same(fresh, [leaf.cpu() for leaf in kept]):
             raise Changed(f"sample {places[0]} is no longer what it was")
         now = time.monotonic()
@@ -216,7 +228,7 @@ class Resident:
 
     def _make(self, form: Form) -> None:
         self._room.take(self, sum(math.prod(shape) * dtype.itemsize for shape, dtype in form.kinds) * self._length)
-        self._form = form
+        self._form, self._packed = form, _packing(form)
         try:
             self._has = numpy.frombuffer(mmap.mmap(-1, self._length), dtype=bool)
             if self._device is None:
@@ -225,6 +237,18 @@ class Resident:
                 self._rows = [_DeviceRows(self._length, *kind, self._device) for kind in form.kinds]
         except (OSError, torch.OutOfMemoryError) as error:  # the system counts otherwise than we do
             raise Refused("there is no memory for it") from error
+
+
+def _packing(form: Form) -> Callable[[list[Any]], Any]:
+    """How leaves become a batch: a list or a dict of tensors is made at once, anything else as torch does it."""
+    leaves = [object() for _ in form.kinds]
+    batch = tree_unflatten(leaves, form.structure)
+    if type(batch) is list and batch == leaves:
+        return lambda leaves: leaves
+    if type(batch) is dict and list(batch.values()) == leaves:
+        names = list(batch)
+        return lambda leaves: dict(zip(names, leaves, strict=True))
+    return lambda leaves: tree_unflatten(leaves, form.structure)
 
 
 class _HostRows:
@@ -236,6 +260,8 @@ class _HostRows:
         row_bytes = math.prod(shape) * dtype.itemsize
         memory = mmap.mmap(-1, length * row_bytes)
         self.array = numpy.frombuffer(memory, dtype=numpy.uint8).reshape(length, row_bytes)
+        kind = _numpys(dtype)
+        self._rows = self.array.view(kind).reshape(length, *shape) if kind is not None else None
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -245,10 +271,20 @@ class _HostRows:
         self.array[places] = leaf.contiguous().view(len(leaf), -1).view(torch.uint8).numpy()
 
     def gather(self, places: Any, pinned: bool) -> Any:
-        out = torch.empty((len(places), *self._shape), dtype=self._dtype, device="cpu", pin_memory=pinned)
-        into = out.view(len(places), -1).view(torch.uint8).numpy()
-        numpy.take(self.array, places, axis=0, out=into, mode="clip")  # the other modes go through a buffer
+        out = torch.empty((len(places), *self._shape), dtype=self._dtype, device=_HOST, pin_memory=pinned)
+        if self._rows is not None:
+            self._rows.take(places, 0, out.numpy(), "clip")  # the other modes go through a buffer
+        else:
+            self.array.take(places, 0, out.view(len(places), -1).view(torch.uint8).numpy(), "clip")
         return out
+
+
+def _numpys(dtype: torch.dtype) -> Any:
+    """The same kind of number in NumPy, or None."""
+    try:
+        return torch.empty(0, dtype=dtype, device=_HOST).numpy().dtype
+    except TypeError:
+        return None
 
 
 class _DeviceRows:

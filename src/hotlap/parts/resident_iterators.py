@@ -9,8 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+from hotlap.parts.known_order import Cut, in_cuts
 
 if TYPE_CHECKING:
     from hotlap.parts.resident_loader import ResidentSamples
@@ -52,6 +55,17 @@ class Serving(_BaseDataLoaderIter):
         wants_it = loader.pin_memory or torch.cuda.is_initialized()
         self._is_locking = wants_it and torch.cuda.is_available()  # asked here, since it takes as long as a batch does
 
+    def __next__(self) -> Any:
+        """Torch's own also tells profilers of each draw, which takes about as long as all the rest: here only where one
+        listens."""
+        if _profiler_enabled():
+            with torch.autograd.profiler.record_function(self._profile_name):
+                batch: Any = self._next_data()
+        else:
+            batch = self._next_data()
+        self._num_yielded += 1
+        return batch
+
     def _next_index(self) -> Any:
         index = super()._next_index()
         self._noted.append(index)
@@ -62,17 +76,23 @@ class Serving(_BaseDataLoaderIter):
             with contextlib.suppress(StopIteration):
                 self._next_index()
 
+    def _draw_in_cuts(self) -> None:
+        """For the epoch that is about to begin, all of which comes from here: workers would have to be sent lists."""
+        if self._samples.store is not None:
+            self._sampler_iter = in_cuts(self._sampler_iter, self._index_sampler, len(self._samples.store))
+
     def _serve(self) -> Any:
         if not self._ahead:
-            self._next_index()
-        if not self._noted:
+            index = next(self._sampler_iter)
+        elif not self._noted:
             raise StopIteration
-        index = self._noted.popleft()
-        self._draw_ahead(1 if self._ahead else 0)
+        else:
+            index = self._noted.popleft()
+            self._draw_ahead(1)
         return self._samples.batch(index, self._is_locking, self._made, self._given_workers)
 
     def _made(self, index: Any) -> Any:
-        batch = self._collate_fn(self._samples.read(index))
+        batch = self._collate_fn(self._samples.read(index.tolist() if type(index) is Cut else index))
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _start_over(self, loader: Any) -> None:
@@ -81,6 +101,7 @@ class Serving(_BaseDataLoaderIter):
         if self._samples.store is not None:
             _BaseDataLoaderIter._reset(self, loader)
             self._noted.clear()
+            self._draw_in_cuts()
             self._draw_ahead(self._ahead)
             return
         own, loader.generator = loader.generator, torch.Generator()
@@ -100,7 +121,8 @@ class StoreIterator(Serving):
         self._num_workers = 0
         if self._ahead:
             _BaseDataLoaderIter._reset(self, loader, True)  # as an iterator with workers does
-            self._draw_ahead(self._ahead)
+        self._draw_in_cuts()
+        self._draw_ahead(self._ahead)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._samples.begins(loader)

@@ -27,7 +27,7 @@ _PROBED = 8
 _ENDLESS = 4  # a sampler that gives so many times more than there is never ends an epoch
 _MOST_FILLERS = 8
 _PATIENCE_SECONDS = 20.0
-_PLAIN = (int, float, str, bool, type(None))
+_PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
 def why_not(loader: DataLoader[Any]) -> str | None:
@@ -140,12 +140,11 @@ class ResidentSamples:
         sees at once what the script does to its data set; workers see it in the next epoch."""
         if os.getpid() != self._process:  # a forked copy would write into our rows
             return otherwise(index)
-        is_as_before = _glance(self._dataset()) == self._seen_at_a_glance
-        if self.store is not None and not workers and not is_as_before:
+        if self.store is not None and not workers and not self._is_as_before():
             self._give_up("the data set changed in the middle of an epoch")
         if self.store is not None:
             try:
-                batch = self.store.batch(index, pinned, is_as_before)
+                batch = self.store.batch(index, pinned, self._is_as_before)
             except (Changed, Refused) as error:
                 self._give_up(str(error))
             else:
@@ -153,6 +152,9 @@ class ResidentSamples:
                     self._serves(workers)
                 return batch
         return otherwise(index)
+
+    def _is_as_before(self) -> bool:
+        return _glance(self._dataset()) == self._seen_at_a_glance
 
     def _serves(self, workers: int) -> None:
         self._fill(workers)
@@ -260,13 +262,14 @@ def _glance(value: Any, depth: int = 2) -> list[Any]:
     """The attributes of a data set and of what it is made of, as far as a few microseconds go."""
     seen: list[Any] = []
     for one in getattr(value, "__dict__", {}).values():
-        if type(one) in _PLAIN:
+        kind = type(one)
+        if kind in _PLAIN:
             seen.append(one)
             continue
         seen.append(id(one))
-        if type(one) in (list, dict):
+        if kind is list or kind is dict:
             seen.append(len(one))
-        elif depth and not isinstance(one, type):
+        elif depth and getattr(one, "__dict__", None) and not isinstance(one, type):
             seen.append(_glance(one, depth - 1))
     return seen
 

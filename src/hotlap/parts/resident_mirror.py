@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hotlap.parts.known_order import Cut
 from hotlap.parts.waiting_tensor import Waiting
 
 _UNMOVED = 16  # batches in a row that the script did not move to the device
@@ -31,9 +32,11 @@ class Mirror:
         return self._unmoved <= _UNMOVED
 
     def batch(self, places: Any) -> list[torch.Tensor]:
+        """`places`: an array or a cut."""
         self._unmoved += 1
-        index = torch.from_numpy(places).to(self._device, torch.int64, non_blocking=True)
-        return [self._waiting(_Gathered(rows, index)) for rows in self._rows]
+        stream = _current_stream(self._device)
+        index = on_device(places, self._device, stream)
+        return [self._waiting(_Gathered(rows, index, stream)) for rows in self._rows]
 
     def _waiting(self, gathered: _Gathered) -> torch.Tensor:
         return Waiting(gathered.made, gathered, self._moved)
@@ -45,8 +48,8 @@ class Mirror:
 class _Gathered:
     """Gives what was gathered; later ones are gathered anew, since the script may have written into that."""
 
-    def __init__(self, rows: torch.Tensor, index: torch.Tensor) -> None:
-        self._rows, self._index, self._stream = rows, index, _current_stream(rows.device)
+    def __init__(self, rows: torch.Tensor, index: torch.Tensor, stream: Any) -> None:
+        self._rows, self._index, self._stream = rows, index, stream
         self.made: Any = rows.index_select(0, index)
 
     def __call__(self) -> torch.Tensor:
@@ -59,6 +62,13 @@ class _Gathered:
                     one.record_stream(now)
         found: torch.Tensor = self._rows.index_select(0, self._index) if made is None else made
         return found
+
+
+def on_device(places: Any, device: torch.device, stream: Any = None) -> torch.Tensor:
+    """An array or a cut there, for use on the current stream, which may be given."""
+    if type(places) is Cut:
+        return places.on(device, _current_stream(device) if stream is None else stream)
+    return torch.from_numpy(places).to(device, torch.int64, non_blocking=True)
 
 
 def _current_stream(device: torch.device) -> Any:
