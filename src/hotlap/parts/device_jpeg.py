@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -44,14 +44,15 @@ def decode_ahead(files: Sequence[torch.Tensor], device: torch.device) -> Decoded
 def keep_for(stream: Any, images: list[torch.Tensor]) -> None:
     """Until what that stream has been given so far is done. To tell torch's allocator of every single image would take
     longer than all else that the host does for them."""
-    while _kept and _kept[0][1].query():
-        _kept.popleft()
     read = torch.cuda.Event()
     read.record(stream)
-    _kept.append((images, read))
+    with _keeping:  # loaders have threads of their own
+        _kept[:] = [(kept, event) for kept, event in _kept if not event.query()]
+        _kept.append((images, read))
 
 
-_kept: deque[tuple[list[torch.Tensor], Any]] = deque()
+_kept: list[tuple[list[torch.Tensor], Any]] = []
+_keeping = threading.Lock()
 
 
 def _by_nvjpeg(files: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
