@@ -110,6 +110,31 @@ def test_near_the_plain_loader_in_every_batch(folder: Path, patch: Patch, transf
     assert compared.count == 16 and 0 < compared.difference < 0.5
 
 
+def test_every_image_beside_a_training(folder: Path, patch: Patch) -> None:
+    """Two threads feed, the host runs ahead, and the device reads batches late: no image may be another one."""
+    dataset = datasets.ImageFolder(str(folder), trained())
+    way = {"num_workers": 4, "pin_memory": True, "persistent_workers": True, "epochs": 12}
+    expected = drawn(dataset, **way)
+    apply(patch)
+    torch.manual_seed(3)
+    random.seed(3)
+    numpy.random.seed(3)
+    loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=4, pin_memory=True, persistent_workers=True)
+    kernel, found = torch.randn(32, 3, 7, 7, device="cuda"), []
+    for _ in range(12):
+        for images, labels in loader:
+            moved = images.to("cuda", non_blocking=True)
+            torch.cuda._sleep(2_000_000)  # behind which the next ones are made
+            for _ in range(8):
+                torch.nn.functional.conv2d(moved, kernel)
+            found.append((moved.clone(), labels))
+            torch.rand(1)
+    for (images, labels), (own, own_labels, _) in zip(found, expected, strict=True):
+        apart = (images.cpu() - own).abs().flatten(1).mean(1) / own.std()
+        assert labels.tolist() == own_labels.tolist() and float(apart.max()) < 0.1
+    assert patch.joints.withdrawn == []
+
+
 def test_a_decoder_leaves_alone_what_is_still_read(folder: Path) -> None:
     """Torchvision's own writes into memory that was freed on the current stream and is still read there."""
     path = next(path for path in sorted(folder.rglob("*.jpg")) if Image.open(path).mode == "RGB")

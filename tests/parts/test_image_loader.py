@@ -55,6 +55,16 @@ def test_a_folder_gives_what_a_plain_loader_gives(known: None, folder: Path, wor
     assert_same(epochs(loader), expected)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_come_as_the_model_wants_them(known: None, folder: Path, workers: int) -> None:
+    kind = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    expected = epochs(ImageLoader(folder, Cut(), 16, "cpu", workers, shuffle=True))
+    found = epochs(ImageLoader(folder, Cut(), 16, "cpu", workers, shuffle=True, **kind))
+    for (images, labels), (plain, own) in zip(found[:-1], expected[:-1], strict=True):
+        assert labels == own and torch.equal(images, plain.bfloat16())
+        assert images.is_contiguous(memory_format=torch.channels_last) and plain.is_contiguous()
+
+
 class Shaped(Photos):
     """Samples of another shape."""
 

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 from hotlap.parts.deferred_samples import Deferred, InWorkers, defer
 from hotlap.parts.early_batches import Pass
 from hotlap.parts.early_copies import CudaCopier, copy_early, is_plain
-from hotlap.parts.finished_images import Finished, Judge, Trial, begin, finished
+from hotlap.parts.finished_images import Judge, Trial, begin, finished
 from hotlap.parts.no_fork import no_fork
 from hotlap.parts.transform_sites import mark, owners_of, sites_of, why_not
 from hotlap.parts.undone_images import UndoneBatch, undone_in
@@ -78,8 +78,10 @@ class DeviceBatches:
     def __init__(
         self, judge: Judge, given_up: Callable[[str], object], ahead: int = 2,
         place: Callable[[], torch.device | None] = device_in_use,
+        last: Callable[[torch.Tensor], torch.Tensor] = lambda batch: batch,
     ) -> None:  # fmt: skip
-        self._judge, self._given_up, self._ahead, self._place = judge, given_up, ahead, place
+        """`last` is done to every batch of images, where and when they are made."""
+        self._judge, self._given_up, self._ahead, self._place, self._last = judge, given_up, ahead, place, last
         self._trials: dict[Any, Trial] = {}
         self._makers: dict[torch.device, Maker] = {}
         self._wanted: torch.device | None = None  # where batches go; each thread has another current one
@@ -174,7 +176,7 @@ class DeviceBatches:
         def work() -> list[torch.Tensor]:
             done = [finished(one, trial.pipelines, maker.device) for one in undone.values()]
             trial.hear(batch, done)
-            results.extend(one.batch for one in done)
+            results.extend(self._last(one.batch) for one in done)
             return results
 
         made = maker.make(work)
@@ -185,9 +187,12 @@ class DeviceBatches:
             return batch
         copy_early([leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and is_plain(leaf)], maker)
         for (place, one), each, result in zip(undone.items(), made, results, strict=True):
-            ready = _Made(each, functools.partial(finished, one, trial.pipelines, maker.device), maker)
+            ready = _Made(each, functools.partial(self._again, one, trial, maker.device), maker)
             leaves[place] = ready() if maker.device.type == "cpu" else self._waiting(result, ready)
         return tree_unflatten(leaves, shape)
+
+    def _again(self, undone: UndoneBatch, trial: Trial, device: torch.device) -> torch.Tensor:
+        return self._last(finished(undone, trial.pipelines, device).batch)
 
     def _waiting(self, result: torch.Tensor, ready: _Made) -> torch.Tensor:
         self._unmoved += 1
@@ -243,14 +248,14 @@ class _Made:
     """Hands over the images that were made ahead; later ones are made anew, since the script may have written into
     those."""
 
-    def __init__(self, made: Any, again: Callable[[], Finished], maker: Maker) -> None:
+    def __init__(self, made: Any, again: Callable[[], torch.Tensor], maker: Maker) -> None:
         self._made, self._again, self._maker = made, again, maker
 
     def __call__(self) -> torch.Tensor:
         made, self._made = self._made, None
         if made is None:
             with no_fork:
-                (made,) = self._maker.make(lambda: [self._again().batch])
+                (made,) = self._maker.make(lambda: [self._again()])
         return self._maker.hand_over(made, False)
 
 

@@ -10,6 +10,7 @@
 A folder has one folder of images for each class, or images alone; a data set is anything whose samples come out of a
 torchvision transform that it holds. Workers read files and draw random numbers; the device does the rest. The first
 samples are also made one by one on the processor: should they differ, a warning says so, and all are made like that.
+With `dtype=torch.bfloat16, memory_format=torch.channels_last` images come as such a model wants them.
 """
 
 from __future__ import annotations
@@ -63,8 +64,10 @@ class ImageLoader:
 
     def __init__(
         self, data: Any, transform: Any = None, batch_size: int = 1, device: Any = "cuda", workers: int = 0,
-        shuffle: bool = False, drop_last: bool = False, ahead: int = 2,
+        shuffle: bool = False, drop_last: bool = False, ahead: int = 2, dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:  # fmt: skip
+        self._dtype, self._memory_format = dtype, memory_format
         if isinstance(data, (str, os.PathLike)):
             data = ImageFolder(data, transform)
         elif transform is not None:
@@ -72,7 +75,8 @@ class ImageLoader:
         place = torch.device(device)
         if place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())
-        self._device, self._batches = place, DeviceBatches(_Limit(), warnings.warn, ahead, lambda: place)
+        self._device = place
+        self._batches = DeviceBatches(_Limit(), warnings.warn, ahead, lambda: place, self._as_wanted)
         self._loader: Any = DataLoader(
             data, batch_size, shuffle, num_workers=workers, drop_last=drop_last, persistent_workers=workers > 0
         )
@@ -89,7 +93,13 @@ class ImageLoader:
             yield tree_map(self._moved, batch)
 
     def _moved(self, value: Any) -> Any:
-        return value.to(self._device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        return self._as_wanted(value.to(self._device, non_blocking=True)) if isinstance(value, torch.Tensor) else value
+
+    def _as_wanted(self, value: torch.Tensor) -> torch.Tensor:
+        """Images, that is: batches of anything else stay as they are."""
+        if value.dim() != 4 or not value.is_floating_point():
+            return value
+        return value.to(dtype=self._dtype or value.dtype, memory_format=self._memory_format)
 
 
 class _Limit:

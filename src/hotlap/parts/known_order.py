@@ -1,14 +1,6 @@
 """The order of an epoch as one array, where the sampler is torch's own and gives every number once. Batches are cut out
-of it; walking through it number by number takes about as long as gathering the samples of a small batch.
-
-    from hotlap.parts.known_order import in_cuts
-
-    for cut in in_cuts(iter(loader.batch_sampler), loader.batch_sampler, len(dataset)):
-        cut.places                       # what the sampler would have given as a list: an array
-        cut.on(torch.device("cuda", 0))  # there: the whole order is sent once
-
-Random generators move when and as far as they would have.
-"""
+of it; walking through it number by number takes about as long as gathering the samples of a small batch. Random
+generators move when and as far as they would have."""
 
 from __future__ import annotations
 
@@ -21,7 +13,8 @@ from torch.utils.data import sampler as torchs
 
 
 class Cut:
-    """The numbers of one batch."""
+    """The numbers of one batch: as an array, as the list that the sampler would have given, or on a device, to which
+    the whole order is sent once."""
 
     __slots__ = ("_order", "_start", "places")
 

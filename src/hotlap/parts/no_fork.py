@@ -1,11 +1,5 @@
-"""Work during which this process must not be forked: a child must not inherit torch's and the driver's locks.
-
-    from hotlap.parts.no_fork import no_fork
-
-    with no_fork:
-        copy = tensor.to("cuda")
-
-Several threads may be at it at once. A fork waits until none is but the one that forks, and lets none begin."""
+"""`with no_fork:` work during which this process must not be forked: a child must not inherit torch's and the driver's
+locks. Several threads may be at it at once. A fork waits until none is but the one that forks, and lets none begin."""
 
 from __future__ import annotations
 
