@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from hotlap.measure.prints import distance, sketch
@@ -31,6 +32,27 @@ def test_one_image_in_another_place_is() -> None:
         other = images.clone()
         other[place] = images[place - 1]
         assert distance(sketch([images, labels]), sketch([other, labels])) > 0.02
+
+
+@pytest.mark.parametrize("shape", [(64, 1, 28), (128, 3, 32), (32, 1, 32), (16, 3, 96)])
+def test_images_mirrored_or_cropped_a_pixel_aside_are_another_batch(shape: tuple[int, int, int]) -> None:
+    number, channels, size = shape
+    generator = torch.Generator().manual_seed(0)
+    waves = torch.fft.rfft2(torch.randn(number, channels, size, size, generator=generator))
+    slowness = torch.fft.fftfreq(size)[:, None].hypot(torch.fft.rfftfreq(size)).clamp(min=1 / size)
+    images = torch.fft.irfft2(waves / slowness, s=(size, size))  # as smooth as photos are
+    for aside in (images.flip(3), images.roll(1, 3)):
+        other = images.clone()
+        other[::2] = aside[::2]
+        assert distance(sketch([images]), sketch([other])) > 0.02
+
+
+@pytest.mark.parametrize("length", [300, 510, 766, 1500, 2046, 5000])
+def test_no_end_of_a_tensor_is_left_out(length: int) -> None:
+    numbers = torch.randn(length, generator=torch.Generator().manual_seed(0))
+    other = numbers.clone()
+    other[-length // 5 :] += 1
+    assert distance(sketch([numbers]), sketch([other])) > 0.02
 
 
 def test_another_label_or_shape_is_infinitely_far() -> None:

@@ -139,14 +139,27 @@ def test_gradients_that_last_are_moved_right_after_the_update() -> None:
             model.zero_grad()
         out.sum().backward()
         kept.written(model)
-        before, values = model.weight.grad, model.weight.grad.clone()
+        before, values = model.weight.grad.data_ptr(), model.weight.grad.clone()
         kept.keep_early()
-        moved.append(model.weight.grad is not before)
+        moved.append(model.weight.grad.data_ptr() != before)
         assert torch.equal(model.weight.grad, values)
 
     for clears_late in (True, True, True, False, False, False):
         step(clears_late)
     assert moved == [False, True, True, False, False, False]
+
+
+def test_gradients_that_the_script_holds_are_cleared_by_what_it_holds() -> None:
+    """A loop that takes them before the update and clears those after it."""
+    model, kept = nn.Linear(4, 2), Gradients()
+    for _ in range(3):
+        kept.keep()
+        model(torch.randn(3, 4)).sum().backward()
+        kept.written(model)
+        held = [parameter.grad for parameter in model.parameters()]
+        kept.keep_early()
+        torch._foreach_zero_(held)
+        assert not model.weight.grad.any()
 
 
 def test_all_parameters_are_found_once() -> None:

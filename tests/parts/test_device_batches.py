@@ -16,6 +16,8 @@ from waiting import comes_true
 
 from hotlap.parts import batched_transforms, device_batches, finished_images
 from hotlap.parts.device_batches import InMainMemory
+from hotlap.parts.device_jpeg import Decoded
+from hotlap.parts.undone_images import UndoneBatch
 from hotlap.parts.waiting_tensor import Waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*")
@@ -151,6 +153,19 @@ def test_a_decoder_may_enlarge_colours_in_its_own_way(folder, plainly, taken: Ta
     found = drawn(Photos(folder))
     assert found != expected and [one[0] for one in found[:-3]] == [one[0] for one in expected[:-3]]
     assert taken.finished == 18 and 0.1 < max(taken.judge.differences) < 1
+
+
+def test_what_was_decoded_ahead_for_another_device_is_decoded_anew(folder, plainly, taken: Taken, monkeypatch) -> None:
+    """Where the script moves its batches is known once it has moved one: others are on their way by then. What lies on
+    another device is neither there nor waited for."""
+    expected = plainly(Photos(folder), num_workers=2)
+
+    def begin(undone: UndoneBatch, device: torch.device) -> None:
+        undone.ready = Decoded([torch.empty(3, 8, 8, dtype=torch.uint8, device="meta") for _ in undone.lengths], None)
+
+    monkeypatch.setattr(device_batches, "begin", begin)
+    assert drawn(Photos(folder), num_workers=2) == expected
+    assert taken.finished == 18 and taken.reasons == []
 
 
 def decoding(change):

@@ -22,10 +22,11 @@ from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import LoaderFacts, Run
 from hotlap.parts import resident, resident_loader
+from hotlap.parts.no_fork import NoFork
 from hotlap.parts.purity import reader
 from hotlap.parts.resident import Resident, Room
 from hotlap.parts.resident_iterators import StoreIterator, WorkersIterator
-from hotlap.parts.resident_loader import serves
+from hotlap.parts.resident_loader import ResidentSamples, serves
 
 LENGTH = 61
 
@@ -365,3 +366,50 @@ def test_without_files_or_processes_nothing_is_filled(monkeypatch: pytest.Monkey
     store.fill(reader(Cubes()), 2)
     assert store.batch([2, 3])[1].tolist() == [2, 3]
     store.close()
+
+
+def test_who_loads_a_sample_in_a_forked_copy_keeps_no_thread_waiting_that_the_fork_waits_for() -> None:
+    """Two loaders over one data set, drawn by a thread each, inside of `no_fork` as they are when drawn ahead."""
+    own, both, given = NoFork(), threading.Barrier(2), []
+
+    def read(index: list[int]) -> list[torch.Tensor]:
+        time.sleep(0.1)  # the other one wants something loaded, too
+        own.before_fork()
+        own.after_fork()
+        return [torch.tensor(number) for number in index]
+
+    store = Resident(8, read, Room(1 << 20))
+    store.batch([0])
+
+    def drawn(index: list[int]) -> None:
+        with own:
+            both.wait(20.0)
+            given.append(store.batch(index).tolist())
+
+    threads = [threading.Thread(target=drawn, args=(index,), daemon=True) for index in ([1, 2], [2, 3])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    assert sorted(given) == [[1, 2], [2, 3]]
+
+
+def test_a_data_set_that_is_read_here_is_read_by_one_thread_at_a_time() -> None:
+    at_it, is_alone = [], []
+
+    class Watched(Cubes):
+        def __getitem__(self, index: int) -> Any:
+            at_it.append(index)
+            time.sleep(0.01)
+            is_alone.append(len(at_it) == 1)
+            return super().__getitem__(at_it.pop())
+
+    dataset = Watched()
+    samples = ResidentSamples(DataLoader(dataset, 4), Room(1 << 20), lambda dataset: 0, lambda reason: None)
+    samples._is_read_here = True
+    threads = [threading.Thread(target=samples.read, args=(range(5),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert is_alone == [True] * 15

@@ -104,9 +104,10 @@ class Pipeline:
             for stage in self.stages[self._last + 1 :]:
                 ramp = stage.run(ramp, np.empty((1, 0)))
             is_each = ramp.pixels.shape[1] == images.channels
-            kept[key] = ramp.pixels.reshape(-1, 256).contiguous() if is_each else None
+            table = ramp.pixels.reshape(-1, 256).contiguous() if is_each else None
             if images.device.type == "cuda":
                 torch.cuda.current_stream(images.device).synchronize()  # other streams will read it
+            kept[key] = table
         return kept[key]
 
 

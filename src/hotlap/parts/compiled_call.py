@@ -10,6 +10,7 @@ with CUDA graphs what comes out is the caller's to keep.
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from types import FunctionType
@@ -142,8 +143,9 @@ class Gradients:
             self._last = False  # they were moved for nothing
 
     def keep_early(self) -> None:
-        """After an update, where they last: the device has its work then, and the next forward begins sooner."""
-        moved = self._moved() if self._last else []
+        """After an update, where they last: the device has its work then, and the next forward begins sooner. Not where
+        the script holds one: what it clears until then must be the parameter's own."""
+        moved = self._moved() if self._last and not _any_held(_parameters_in(list(self._written))) else []
         if moved:
             self._early = weakref.ref(moved[0])
 
@@ -160,6 +162,16 @@ class Gradients:
             for parameter, grad in zip(owners, copies, strict=True):
                 parameter.grad = grad
         return owners
+
+
+def _any_held(parameters: list[Any]) -> bool:
+    """Whether somebody has a gradient of these in hand."""
+    import torch
+
+    other = torch.empty(0, device="cpu", requires_grad=True)
+    other.grad = torch.empty(0, device="cpu")
+    usual = sys.getrefcount(other.grad)
+    return any(sys.getrefcount(parameter.grad) > usual for parameter in parameters if parameter.grad is not None)
 
 
 gradients = Gradients()  # of all modules: their graphs share memory

@@ -41,6 +41,8 @@ def finished(undone: UndoneBatch, pipelines: Sequence[Any], device: torch.device
     if device.type == "cuda" and len(pixels):
         pixels = pinned(pixels).to(device, non_blocking=True)
     ready, undone.ready = undone.ready, None
+    if ready is not None and ready.images[0].device != device:  # the script has moved a batch elsewhere meanwhile
+        ready = None
     if ready is not None:
         torch.cuda.current_stream(device).wait_event(ready.done)
     decoded = iter(undone.decoded(pixels))

@@ -190,8 +190,10 @@ class Resident:
         with self._changing:
             self._collect()
             missing = places[~self._has[places]] if self._rows else places
-            if len(missing):
-                self._keep(missing, default_collate(self._read(missing.tolist())))
+        if len(missing):
+            batch = default_collate(self._read(missing.tolist()))  # may fork, and wait for who waits for this lock
+            with self._changing:
+                self._keep(missing, batch)
         return bool(len(missing))
 
     def _keep(self, places: Any, batch: Any) -> None:

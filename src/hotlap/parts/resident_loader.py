@@ -70,6 +70,7 @@ class ResidentSamples:
         self._seen_at_a_glance: list[Any] = []
         self._process = os.getpid()
         self._is_read_here = False  # by a loader without workers
+        self._reading = threading.RLock()
         self._has_fillers = False  # or had, or was found to bear none
 
     @property
@@ -188,7 +189,8 @@ class ResidentSamples:
                 if isinstance(samples, ExceptionWrapper):
                     samples.reraise()
                 return samples
-        return reader(dataset)(index)
+        with self._reading:  # several loaders may be drawn ahead, by a thread each
+            return reader(dataset)(index)
 
     def _give_up(self, reason: str) -> None:
         self.close()
