@@ -169,9 +169,9 @@ def test_a_worker_that_is_killed_is_the_error_it_is_in_torch(run_script, tmp_pat
     script = tmp_path / "train.py"
     script.write_text(KILLED.replace("WORKERS", str(workers)))
     choices = [Choice(find(name), SETTINGS.get(name, find(name).default)) for name in names]
-    log = run_script(script, choices).log
-    assert "workers: 2 prefix: True short: True" in log, log
-    assert "error: DataLoader worker (pid" in log
+    trial = run_script(script, choices)
+    assert "workers: 2 prefix: True short: True" in trial.log, (trial.ending, trial.seconds, trial.log)
+    assert "error: DataLoader worker (pid" in trial.log
 
 
 class Drawing(Dataset):
