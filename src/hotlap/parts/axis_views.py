@@ -4,8 +4,10 @@ Place i of the result shows place `sign * i + offset` of the source; all but `lo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +74,35 @@ class Frame:
         if self.resized is None:
             rows_after, columns_after = View.whole(height), View.whole(width)
         return (*rows, height, *rows_after, *columns, width, *columns_after)
+
+
+@dataclass
+class Axis:
+    """One axis of all images. The part of the source that is looked at begins at `begin`, whence places are counted."""
+
+    numbers: np.ndarray
+    begin: np.ndarray
+    count: np.ndarray
+    longest: int
+
+    @classmethod
+    def of(cls, numbers: np.ndarray, sizes: np.ndarray, keeps_whole: bool, begins: bool = True) -> Axis:
+        numbers = numbers.astype(np.int64)
+        sign, offset, low, high, length = numbers[:, :5].T
+        ends = np.stack([offset, offset + sign * (length - 1)])
+        first, last = np.maximum(low, ends.min(0)), np.minimum(high, ends.max(0) + 1)
+        if keeps_whole:
+            first, last = low, high
+        first = np.clip(first, 0, sizes - 1) if begins else np.zeros_like(first)
+        numbers[:, 1:4] -= first[:, None]
+        return cls(numbers, first, np.maximum(last - first, 1), int(numbers[:, PER_AXIS - 1].max()))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.numbers[:, PER_AXIS - 1]
+
+    def taken(self, order: np.ndarray) -> Axis:
+        return Axis(self.numbers[order], self.begin[order], self.count[order], self.longest)
 
 
 def places(view: Tensor, at: Tensor, border: str, shows_all: bool = False) -> tuple[Tensor, Tensor | None]:

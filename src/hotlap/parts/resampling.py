@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotlap.parts.axis_views import PER_AXIS, Frame, places
+from hotlap.parts.axis_views import PER_AXIS, Axis, Frame, places
 from hotlap.parts.exact_products import half_type, in_halves, levels_times, product
 from hotlap.parts.filter_taps import pillow_takes_rows_first, shows_all, taps, taps_each, without_nothing
 from hotlap.parts.packed_images import MOST_ELEMENTS, SPARE, Images, sent
@@ -67,8 +67,8 @@ class Framing:
 
     def _made(self, images: Images, numbers: np.ndarray, work: type[_Work], table: Tensor | None = None) -> Images:
         keeps_whole = self.border not in (None, "constant")
-        rows = _Axis.of(numbers[:, :PER_AXIS], images.heights, keeps_whole)
-        columns = _Axis.of(numbers[:, PER_AXIS:], images.widths, keeps_whole, begins=images.spare > 0)
+        rows = Axis.of(numbers[:, :PER_AXIS], images.heights, keeps_whole)
+        columns = Axis.of(numbers[:, PER_AXIS:], images.widths, keeps_whole, begins=images.spare > 0)
         parts = self._parts(rows, columns, work.elements(rows, columns, images.channels))
         if len(parts) == 1:
             parts = [(np.arange(len(images)), parts[0][1])]  # as they came
@@ -88,9 +88,7 @@ class Framing:
             pixels.index_copy_(0, chosen[here], several.made(here, rows_first))
         return Images.stacked(pixels, rows.lengths, columns.lengths)
 
-    def _parts(
-        self, rows: _Axis, columns: _Axis, sides: tuple[np.ndarray, np.ndarray]
-    ) -> list[tuple[np.ndarray, bool]]:
+    def _parts(self, rows: Axis, columns: Axis, sides: tuple[np.ndarray, np.ndarray]) -> list[tuple[np.ndarray, bool]]:
         """Images of similar size together, and those apart whose rows are resized first."""
         order = np.argsort(rows.count * columns.count, kind="stable")
         shrinks, narrows = (axis.numbers[:, 4] - axis.numbers[:, 5] for axis in (rows, columns))
@@ -101,40 +99,11 @@ class Framing:
         return [(part, tall) for group, tall in groups for part in _within_bound(group, *sides)]
 
 
-@dataclass
-class _Axis:
-    """One axis of all images. The part of the source that is looked at begins at `begin`, whence places are counted."""
-
-    numbers: np.ndarray
-    begin: np.ndarray
-    count: np.ndarray
-    longest: int
-
-    @classmethod
-    def of(cls, numbers: np.ndarray, sizes: np.ndarray, keeps_whole: bool, begins: bool = True) -> _Axis:
-        numbers = numbers.astype(np.int64)
-        sign, offset, low, high, length = numbers[:, :5].T
-        ends = np.stack([offset, offset + sign * (length - 1)])
-        first, last = np.maximum(low, ends.min(0)), np.minimum(high, ends.max(0) + 1)
-        if keeps_whole:
-            first, last = low, high
-        first = np.clip(first, 0, sizes - 1) if begins else np.zeros_like(first)
-        numbers[:, 1:4] -= first[:, None]
-        return cls(numbers, first, np.maximum(last - first, 1), int(numbers[:, PER_AXIS - 1].max()))
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.numbers[:, PER_AXIS - 1]
-
-    def taken(self, order: np.ndarray) -> _Axis:
-        return _Axis(self.numbers[order], self.begin[order], self.count[order], self.longest)
-
-
 class _Work:
     """What a framing does to the images, in their new order, some at a time."""
 
     def __init__(
-        self, framing: Framing, images: Images, rows: _Axis, columns: _Axis, addresses: Tensor, table: Tensor | None
+        self, framing: Framing, images: Images, rows: Axis, columns: Axis, addresses: Tensor, table: Tensor | None
     ) -> None:
         self.framing, self.images, self.rows, self.columns = framing, images, rows, columns
         self.addresses, self.table = addresses, table
@@ -142,7 +111,7 @@ class _Work:
         self.prepare()
 
     @staticmethod
-    def elements(rows: _Axis, columns: _Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    def elements(rows: Axis, columns: Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
         """Two numbers an image, whose product bounds what is made of it on the way."""
         return np.maximum(rows.count, rows.longest), channels * np.maximum(columns.count, columns.longest)
 
@@ -204,7 +173,7 @@ class _Looking(_Weighing):
     """By kernels."""
 
     @staticmethod
-    def elements(rows: _Axis, columns: _Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    def elements(rows: Axis, columns: Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
         """Bytes, where others make floats."""
         high, wide = _Weighing.elements(rows, columns, channels)
         return high, -(-wide // 4)
@@ -238,7 +207,7 @@ class _Resizing(_Weighing):
     """By products with matrices."""
 
     @staticmethod
-    def elements(rows: _Axis, columns: _Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
+    def elements(rows: Axis, columns: Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
         """Results are in halves."""
         return np.maximum(rows.count, 2 * rows.longest), channels * np.maximum(columns.count, 2 * columns.longest)
 
