@@ -1,6 +1,7 @@
 """Write the tables of results from the raw records in bench/results: the newest tuning of every script into the README;
-all tunings, what was run against experts' loops, and what each technique is worth by itself, into the page beside the
-records. `--check` only says whether one is out of date. Needs neither a GPU nor torch: a record holds all it takes."""
+all tunings, what was run against experts' loops, what each technique is worth by itself, and how fast loaders feed,
+into the page beside the records. `--check` only says whether one is out of date. Needs neither a GPU nor torch: a
+record holds all it takes."""
 
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ EXPERTS_HEAD = (
 TRAINERS = ("accelerate", "accelerate-compile", "lightning", "lightning-compile")
 COMPUTING_TOTALS = ("**together**", "trials, date")
 COMPUTING_MARKS = re.compile(r"(<!-- computing -->\n).*?(<!-- /computing -->)", re.DOTALL)
+FEED_MARKS = re.compile(r"(<!-- feed -->\n).*?(<!-- /feed -->)", re.DOTALL)
+FEED_HEAD = ("loader", "images a second", "beside the best DataLoader", "turns", "record")
 OTHERS = (
     "overhead-",
     "exhaustive-",
@@ -205,6 +208,31 @@ def computed(path: Path) -> tuple[str, dict[str, str]]:
         raise HotlapError(f"{path} is no record of bench/computing.py ({error!r}): move it away") from None
 
 
+def feed_table(root: Path) -> str:
+    """What bench/imagenet_feed.py recorded, and what was left out of it with the reason."""
+    rows = [row for path in sorted((root / "bench" / "results").glob("feed-*.json")) for row in feed_rows(path)]
+    return _table(FEED_HEAD, rows) if rows else ""
+
+
+def feed_rows(path: Path) -> list[tuple[str, ...]]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        link = f"[{machine(record['facts']['hardware'])}, {record['facts']['date'].split()[0]}]({path.name})"
+        timed = [
+            (
+                one["feeder"],
+                f"{one['images_a_second']:,.0f}",
+                figures.ratio(one["beside_plain"]) if one["beside_plain"] else "-",
+                str(len(one["turns"])),
+                link,
+            )
+            for one in record["results"]
+        ]
+        return [*timed, *((one, f"left out: {why}", "-", "0", link) for one, why in record["missing"].items())]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HotlapError(f"{path} is no record of bench/imagenet_feed.py ({error!r}): move it away") from None
+
+
 def _worth(arm: dict[str, Any] | None, what: str) -> str:
     if arm is None:
         return "-"
@@ -259,6 +287,7 @@ def main(root: Path = ROOT) -> int:
                 (TUNINGS_MARKS, tunings_table(root)),
                 (EXPERTS_MARKS, experts_table(root)),
                 (COMPUTING_MARKS, computing_table(root)),
+                (FEED_MARKS, feed_table(root)),
             ),
         ]
     except HotlapError as error:

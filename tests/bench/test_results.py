@@ -21,7 +21,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bench" / "results" / "tune").mkdir(parents=True)
     (tmp_path / "README.md").write_text("before\n<!-- results -->\n<!-- /results -->\nafter\n")
     (tmp_path / "bench" / "results" / "README.md").write_text(
-        "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("tunings", "experts", "computing"))
+        "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("tunings", "experts", "computing", "feed"))
     )
     for name in ("photos", "chars"):
         shutil.copy(ROOT / "bench" / "results" / f"{name}-h200.json", tmp_path / "bench" / "results")
@@ -198,3 +198,15 @@ def test_what_each_technique_is_worth_is_a_table_of_courses(root: Path, capsys: 
     }
     (folder / "gan-h200.json").write_text("[]")
     assert results.main(root) == 2 and "gan-h200.json is no record" in capsys.readouterr().err
+
+
+def test_loaders_are_listed_with_those_that_are_missing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, path = root / "bench" / "results" / "README.md", root / "bench" / "results" / "feed-h200.json"
+    assert results.main(root) == 0 and not table(page, "feed")
+    shutil.copy(ROOT / "bench" / "results" / "feed-h200.json", path)
+    assert results.main(root) == 0
+    first, *_, last = table(page, "feed")
+    assert first[:4] == ["hotlap ImageLoader, 8 workers", "9,817", "2.7x", "1"]
+    assert last[0] == "FFCV" and last[1].startswith("left out: ffcv is not installed")
+    changed(path, path, results=[{"feeder": "DALI"}])
+    assert results.main(root) == 2 and "is no record of bench/imagenet_feed.py" in capsys.readouterr().err
