@@ -111,6 +111,10 @@ class Technique:
         """The settings worth trying here, or why none is."""
         return CannotHelp("this technique is advice: it cannot be tried from outside")
 
+    def brings(self, setting: Setting) -> frozenset[str]:
+        """The traits it has with this setting, where that is more than `traits`."""
+        return self.traits
+
     def starts_after(self, setting: Setting) -> float:
         """Seconds it may take to get going with this setting, where that is not `start_up_seconds`."""
         return self.start_up_seconds
@@ -163,6 +167,10 @@ class Choice:
     @property
     def start_up_seconds(self) -> float:
         return self.technique.starts_after(self.setting)
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return self.technique.brings(self.setting)
 
     def to_json(self) -> dict[str, Any]:
         """By import path, so that a trial process finds it and the engine needs no list of names."""

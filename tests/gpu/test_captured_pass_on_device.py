@@ -13,7 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from hotlap.catalogue import find
+from hotlap.observe.joints import Joints
+from hotlap.observe.patch import Patch
+from hotlap.observe.replays import Replays
+from hotlap.parts.captured_clip import CapturedClip
 from hotlap.parts.captured_update import CapturedUpdate
+from hotlap.parts.compilable import graphs_made
 from hotlap.parts.graph_recorder import GraphRecorder
 from hotlap.parts.recorded_pass import RecordedPass
 from hotlap.technique import Choice
@@ -97,6 +102,51 @@ def test_convolutions_and_a_batch_that_the_pass_moves_itself() -> None:
     ours, _ = train(model, own, shape=(3, 12, 12), on_host=True)
     assert own.refused == "" and own.replays > STEPS - 10
     assert_same(plain, model, theirs, ours, rtol=1e-3, atol=1e-4)
+
+
+def compiled_by_hotlap(model: nn.Module, own: RecordedPass | None):
+    """Trained with `compiled-model` applied, without graphs of its own."""
+    torch._dynamo.reset()
+    joints = Joints()
+    patches = [Patch(joints, "watch"), Patch(joints, "compiled-model")]
+    Replays(patches[0])
+    patches[0].at(joints.root_found, lambda root: None)
+    find("compiled-model").apply(patches[1], {"mode": "default", "part": "model"})
+    try:
+        losses, captured = train(model, own, update=own is not None)
+    finally:
+        for patch in reversed(patches):
+            patch.undo()
+    assert not joints.withdrawn
+    return losses, captured
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.3])
+def test_what_is_compiled_is_recorded(dropped: float) -> None:
+    plain, model, own = network(dropped), network(dropped), RecordedPass()
+    made = graphs_made()
+    theirs, _ = compiled_by_hotlap(plain, None)
+    ours, captured = compiled_by_hotlap(model, own)
+    assert graphs_made() >= made + 2
+    assert own.refused == "" and own.replays > STEPS - 12 and captured.replays > STEPS - 20
+    if not dropped:  # the pass that is looked at is not compiled, and draws other numbers
+        assert_same(plain, model, theirs, ours, rtol=1e-4, atol=1e-5)
+    assert all(map(torch.isfinite, ours))
+
+
+def test_clipping_is_recorded() -> None:
+    models, clips = [network(), network()], [torch.nn.utils.clip_grad_norm_, CapturedClip()]
+    norms: list[list[torch.Tensor]] = [[], []]
+    for model, clip, found in zip(models, clips, norms, strict=True):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(STEPS):
+            x, y = batch(number)
+            F.cross_entropy(model(x), y).backward()
+            found.append(clip(model.parameters(), 0.05))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    assert clips[1].refused == "" and clips[1].replays == STEPS - 4
+    assert_same(*models, *norms)
 
 
 def test_a_smaller_last_batch() -> None:

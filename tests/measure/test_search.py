@@ -567,6 +567,27 @@ def test_the_slowest_start_is_tried_last(first: float, budget: float, kept: list
         assert made.found.not_tried[-1].reason == "slowest (mode b) takes about 60 s to start: try a larger --budget"
 
 
+class Whole(Fast):
+    excludes = frozenset({"own graphs"})
+
+
+class Slower(Slow):
+    """Its first setting, the most promising one, cannot live with everybody."""
+
+    def brings(self, setting: Any) -> frozenset[str]:
+        return frozenset({"own graphs"} if setting["mode"] == "a" else ())
+
+
+@pytest.mark.parametrize("alone", [1.0, 0.5], ids=["where nobody is in its way", "where somebody is"])
+def test_what_starts_slowly_is_first_tried_in_a_way_that_the_plan_can_keep(alone: float) -> None:
+    bench = Made({(): 1.0, ("whole",): alone, ("slower", "whole"): 0.3, ("slower",): 0.4})
+    made = search(bench, Whole(), Slower(), budget=200.0)
+    made.screening.run()
+    kept = ["slower (mode a)"] if alone == 1.0 else ["whole", "slower (mode b)"]
+    assert [str(choice) for choice in made.found.plan] == kept
+    assert bench.asked[4] == (("slower",) if alone == 1.0 else ("slower", "whole"))
+
+
 def test_what_withdrew_without_a_name_is_found_by_trying_each() -> None:
     class Nameless(Made):
         def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:

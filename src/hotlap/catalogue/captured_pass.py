@@ -25,7 +25,8 @@ class CapturedPass(Technique):
     small model computes faster than the host can start its kernels: the GPU waits for Python. A CUDA graph records all
     kernels of a pass once, and then the host starts the whole of it with a single call. The statements of the loop from
     `zero_grad` or the model's call to `backward` become a function of their own, in memory; the update stays outside,
-    where the fused optimizer's kind `captured` makes a second graph of it.
+    where the fused optimizer's kind `captured` makes a second graph of it. A model that `compiled-model` has compiled
+    in its mode `default` is recorded as compiled: fewer kernels, and one launch for all of them.
 
     ## When it does not help
     Where the GPU is busy all the time there is nothing to save: large models and large batches. It needs a loop whose
@@ -53,9 +54,7 @@ class CapturedPass(Technique):
     needs = Needs(device="cuda")
     aliases = ("CUDAGraph", "whole-step graph", "step graph")
     traits = frozenset({"captured pass"})
-    excludes = frozenset(
-        {"compiled", "recorded calls"}
-    )  # which records graphs of its own, or is traced where it must not be
+    excludes = frozenset({"graphs of its own", "recorded calls"})  # of a part of the pass; plain compiled code is fine
     helps_with = frozenset({"low precision", "image layout", "fused update"})
 
     def parity(self, run: Run | None) -> Parity:

@@ -32,7 +32,8 @@ class CompiledModel(Technique):
     back. `torch.compile` fuses chains of element-wise operations into single kernels, so that intermediate results
     never leave the chip. In the mode `reduce-overhead` it also records all kernels of forward and backward into CUDA
     graphs: the host starts a whole pass with one call. On a fast GPU with a small model the host's launches are the
-    step, and this is where the large factors come from; plain fusion does not remove them. `max-autotune` also tries
+    step, and this is where the large factors come from; plain fusion does not remove them, but `captured-pass` does
+    where it finds a place, and takes loss and all of backward into its one graph. `max-autotune` also tries
     several kernels for each matrix product, which takes minutes; `tune` tries it last, where another mode gained.
 
     A network made of blocks that are built alike can be compiled block by block (`part=block`): each kind of block
@@ -101,6 +102,9 @@ class CompiledModel(Technique):
             found.append((LONGEST, WHOLE))
         return [Try({"mode": mode, "part": part}, most) for mode, part in found]
 
+    def brings(self, setting: Setting) -> frozenset[str]:
+        return self.traits | ({"graphs of its own"} if setting.get("mode", PLAIN) != PLAIN else set())
+
     def starts_after(self, setting: Setting) -> float:
         if setting.get("part") == BLOCK:
             return _BLOCK_SECONDS
@@ -155,10 +159,12 @@ class _Compiled:
     def __call__(self, proceed: Any, module: Any, args: Any, kwargs: Any) -> Any:
         import torch
 
+        from hotlap.parts.compilable import is_interpreted
         from hotlap.parts.compiled_call import CompiledCall, is_compilers
 
         roots, root = self._patch.joints.roots, self._root()
-        if roots.is_looking or not module.training or not torch.is_grad_enabled() or root not in roots.found:
+        is_other = not module.training or not torch.is_grad_enabled() or root not in roots.found
+        if is_other or roots.is_looking or is_interpreted():
             return proceed(module, args, kwargs)
         if self._call is None:
             from hotlap.parts.compilable import why_not_compiled
@@ -205,7 +211,7 @@ def _watch_success(patch: Patch) -> None:
         return proceed(*args, **kwargs)
 
     patch.at(patch.joints.weights_updated, updated)
-    patch.at(patch.joints.loss_known, backward)
+    patch.at(patch.joints.loss_known, backward, depth=-1)
 
 
 def _watch_hooks(patch: Patch) -> None:
@@ -238,4 +244,4 @@ def _watch_gradients(patch: Patch) -> None:
 
     grad = torch.autograd.grad
     patch.set(torch.autograd, "grad", functools.wraps(grad)(functools.partial(asking, grad, place=4)))
-    patch.at(patch.joints.loss_known, functools.partial(asking, place=3))
+    patch.at(patch.joints.loss_known, functools.partial(asking, place=3), depth=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -51,7 +52,8 @@ class FusedOptimizer(Technique):
     `foreach=False`. The kind `captured` records the whole `optimizer.step()` as one CUDA graph and replays it with a
     single launch, also for optimizers without a fused kernel. A graph works on fixed addresses: it is replayed only
     while weights, gradients and settings are where and what they were, and any other step runs as it is. Gradients
-    that backward allocates anew need not come back to the same place.
+    that backward allocates anew need not come back to the same place. `clip_grad_norm_` becomes a graph of its own in
+    the same way, where all gradients are on the device; its first replay is held against torch's.
     What never comes back is given up after 32 updates, with the reason. Closures, sparse or complex gradients,
     `differentiable=True`, and optimizers that decide on the host (Adagrad, LBFGS) are not recorded; SGD without its
     fused kernel takes its learning rate from the host, so there a graph serves one value of it.
@@ -146,6 +148,7 @@ class FusedOptimizer(Technique):
         patch.at(patch.joints.weights_updating, updating)
         if kind == "captured":
             patch.at(patch.joints.update_called, update)
+            _record_clipping(patch)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         if isinstance(site.node, ast.For):
@@ -153,6 +156,25 @@ class FusedOptimizer(Technique):
             assert once is not None, "only what can be written otherwise is marked with a fix"
             return [*replace_node(site.source, site.node, once), *add_import(site.source, "import torch")]
         return insert_argument(_call_at(site), "foreach=True" if setting.get("kind") == "foreach" else "fused=True")
+
+
+def _record_clipping(patch: Patch) -> None:
+    """What stands between backward and update in many scripts, and starts a dozen kernels."""
+    import torch
+    from torch.nn.utils import clip_grad
+
+    from hotlap.parts.captured_clip import CapturedClip
+
+    plain = clip_grad.clip_grad_norm_
+    own = CapturedClip(plain)
+
+    @functools.wraps(plain)
+    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        return own(*args, **kwargs)
+
+    for owner in (torch.nn.utils, clip_grad):
+        patch.set(owner, "clip_grad_norm_", clip_grad_norm_)
+    patch.on_undo(own.close)
 
 
 def _has_kernel(optimizer: OptimizerFacts) -> bool:

@@ -77,9 +77,8 @@ def partners(candidate: Member, others: Iterable[Member]) -> list[Member]:
 
 def clash(choice: Choice, plan: Sequence[Choice]) -> Choice | None:
     """The member of a plan this choice cannot live with."""
-    mine = choice.technique
     for other in plan:
-        if mine.excludes & other.technique.traits or other.technique.excludes & mine.traits:
+        if choice.technique.excludes & other.traits or other.technique.excludes & choice.traits:
             return other
     return None
 

@@ -253,6 +253,7 @@ class Screening:
         able = self._renewed(slow) if self.found.after is not None else slow
         for candidate in sorted(able, key=lambda one: (-one.most, -one.technique.start_up_seconds)):
             choices = [candidate.choice(number) for number in range(len(candidate.tries))]
+            choices.sort(key=lambda choice: clash(choice, self.found.plan) is not None)  # what the plan can keep first
             slowest = [one for one in choices if one.start_up_seconds > candidate.technique.start_up_seconds]
             for choice in choices:
                 timing = self._attempts.trial([choice]) if choice not in slowest else None

@@ -4,11 +4,14 @@ compiles itself."""
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _QUANTISED = ("torch.ao.nn.", "torch.nn.quantized", "torch.nn.qat", "torch.ao.quantization", "torch.nn.intrinsic")
+
+_interpreting = 0
 
 
 def why_not_compiled(root: Any) -> str | None:
@@ -31,14 +34,35 @@ def is_compiled_function(value: Any) -> bool:
     return is_compiled or (is_flexible and callable(value))
 
 
-def interpreted() -> AbstractContextManager[Any]:
+@contextmanager
+def interpreted() -> Iterator[None]:
     """Compiled code runs as it is written: the compiler fails where every operation is watched, and for good."""
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    import torch
+    global _interpreting
+    stance: AbstractContextManager[Any] = nullcontext()
+    if "torch._dynamo" in sys.modules:
+        import torch
 
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+        stance = torch.compiler.set_stance("force_eager")
+    _interpreting += 1
+    try:
+        with stance:
+            yield
+    finally:
+        _interpreting -= 1
+
+
+def is_interpreted() -> bool:
+    """Whether somebody wants to see what is not compiled."""
+    return bool(_interpreting)
+
+
+def graphs_made() -> int:
+    """How often torch's compiler has made something in this process."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def _why_not(module: Any) -> str | None:

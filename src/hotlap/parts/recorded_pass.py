@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hotlap.parts.compilable import interpreted
+from hotlap.parts.compilable import graphs_made, interpreted
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
 from hotlap.parts.listening import listening
 from hotlap.parts.pass_grounds import Grounds
@@ -196,8 +196,12 @@ class RecordedPass:
     def _aside(self, call: _Call, device: torch.device) -> Any:
         """The pass itself, where it would be recorded: what autograd keeps from one pass to the next, as long as
         somebody has its graph, must fit a recording. So graphs are not handed out either."""
+        made = graphs_made()
         with self._recorder.aside(device):
-            return detached(call.plain())
+            out = detached(call.plain())
+        if graphs_made() != made:  # what is compiled only now cannot be recorded yet
+            self._sightings[call.kind] -= 1
+        return out
 
     def _device(self, leaves: Sequence[Any]) -> torch.device | None:
         """Where the pass computes: where its inputs lie, or the one device there is for those in main memory."""

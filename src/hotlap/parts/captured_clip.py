@@ -1,0 +1,147 @@
+"""Clipping gradients by their norm, recorded once as a CUDA graph and replayed with a single launch.
+
+    from hotlap.parts.captured_clip import CapturedClip
+
+    clip = CapturedClip()
+    norm = clip(model.parameters(), 1.0)  # in place of torch.nn.utils.clip_grad_norm_
+
+Torch's own goes through the list of all gradients several times and starts a dozen kernels. A graph reads and writes
+fixed addresses, so it is replayed only where gradients have the places and shapes it was recorded with; any other call
+is torch's own. What is recorded is held against that once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotlap.parts.graph_recorder import GraphRecorder, Recorder
+
+_STEADY = 3  # calls with everything in the same places before one is recorded
+_GRAPHS = 4  # places that gradients may take in turns
+_PATIENCE = 32  # calls in a row without a replay, after which no more is tried
+_LIMIT = 1e-3  # how far norm and gradients may be apart, in proportion
+_NUMBERS = bool | int | float | None
+
+
+@dataclass(eq=False)
+class _Recording:
+    replay: Callable[[], object]
+    norm: torch.Tensor  # where the graph puts it
+
+
+class CapturedClip:
+    """`refused` says why it has given up; `replays` how often a graph did the work."""
+
+    def __init__(self, plain: Callable[..., Any] | None = None, recorder: Recorder | None = None) -> None:
+        self._plain = plain or torch.nn.utils.clip_grad_norm_
+        self._recorder = recorder or GraphRecorder()
+        self.replays, self.refused = 0, ""
+        self._graphs: dict[Any, _Recording] = {}
+        self._sightings: Counter[Any] = Counter()
+        self._misses = 0
+
+    def __call__(
+        self,
+        parameters: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Any:
+        how = (max_norm, norm_type, error_if_nonfinite, foreach)
+        is_several = isinstance(parameters, Iterable) and not isinstance(parameters, torch.Tensor)
+        if self.refused or error_if_nonfinite or not is_several:  # an error is raised by the host, which must wait
+            return self._plain(parameters, *how)
+        given = list(parameters)
+        if not given:
+            return self._plain(parameters, *how)  # it warns of generators that are used up
+        grads = [grad for one in given if (grad := one.grad) is not None]
+        places = self._places(grads, how)
+        recording = self._graphs.get(places)
+        if recording is None:
+            return self._slowly(lambda: self._plain(given, *how), grads, places)
+        recording.replay()
+        self.replays, self._misses = self.replays + 1, 0
+        return recording.norm.clone()
+
+    def close(self) -> None:
+        self._give_up("undone")
+
+    def _places(self, grads: list[torch.Tensor], how: tuple[Any, ...]) -> Any:
+        """Everything that a graph has in it for good; None where there can be none."""
+        if not grads or self._recorder.is_busy or not all(isinstance(one, _NUMBERS) for one in how):
+            return None
+        found, device = list(how), grads[0].device
+        for grad in grads:
+            if type(grad) is not torch.Tensor or grad.layout is not torch.strided or grad.device != device:
+                return None
+            found += (grad.data_ptr(), grad.shape, grad.stride(), grad.dtype)
+        return tuple(found) if device.type == self._recorder.device else None
+
+    def _slowly(self, plain: Callable[[], Any], grads: list[torch.Tensor], places: Any) -> Any:
+        """A call that no graph is there for; it may be the one to record."""
+        self._misses += 1
+        if self._misses >= _PATIENCE:
+            self._give_up("gradients never come to lie where they lay before")
+        if places is None or self.refused:
+            return plain()
+        if len(self._sightings) > 16 * _GRAPHS:
+            self._sightings.clear()
+        self._sightings[places] += 1
+        if self._sightings[places] <= _STEADY:
+            return plain()
+        if len(self._graphs) >= _GRAPHS:
+            oldest = next(iter(self._graphs))
+            del self._graphs[oldest], self._sightings[oldest]
+        try:
+            return self._record(plain, grads, places)
+        except torch.OutOfMemoryError:
+            self._give_up("there is no memory to hold a recording against the original")
+            return plain()
+
+    def _record(self, plain: Callable[[], Any], grads: list[torch.Tensor], places: Any) -> Any:
+        """What the script gets is torch's own; nothing is changed before everything is copied that may be."""
+        norms: list[torch.Tensor] = []
+        before = [grad.clone() for grad in grads]
+        after = [torch.empty_like(grad) for grad in grads]
+        try:
+            replay = self._recorder.record(lambda: norms.append(plain()), grads[0].device)
+        except Exception as error:  # whatever torch raises where nothing is carried out
+            self._give_up(f"clipping cannot be recorded: {type(error).__name__}: {error}".splitlines()[0])
+            return plain()
+        recording = _Recording(replay, norms[0])
+        norm = plain()
+        _copy(grads, after)
+        _copy(before, grads)
+        recording.replay()
+        apart = _apart([norm], [recording.norm]), _apart(after, grads)
+        _copy(after, grads)
+        if not all(map(math.isfinite, apart)):  # norms that overflow tell nothing
+            del self._sightings[places]
+        elif max(apart) > _LIMIT:
+            self._give_up(f"replayed it is not the same: off by {max(apart):.3g}")
+        else:
+            self._graphs[places] = recording
+        return norm
+
+    def _give_up(self, reason: str) -> None:
+        self._graphs.clear()
+        self.refused = self.refused or reason
+
+
+@torch.no_grad()
+def _copy(source: list[torch.Tensor], to: list[torch.Tensor]) -> None:
+    torch._foreach_copy_(to, source)
+
+
+@torch.no_grad()
+def _apart(theirs: list[torch.Tensor], ours: list[torch.Tensor]) -> float:
+    """In proportion, all together; no number where either is not finite."""
+    difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(theirs, ours, strict=True))
+    size = sum(float(a.double().square().sum()) for a in theirs)
+    return math.sqrt(difference / size) if size else math.sqrt(difference)
