@@ -83,6 +83,7 @@ class Technique:
     traits: ClassVar[frozenset[str]] = frozenset()  # what it brings: "low precision", "image layout", ...
     helps_with: ClassVar[frozenset[str]] = frozenset()  # traits of others that make it worth more
     excludes: ClassVar[frozenset[str]] = frozenset()  # traits of others it cannot live with
+    comes_with: ClassVar[frozenset[str]] = frozenset()  # traits it is taken in with: no step shows what it saves
     start_up_seconds: ClassVar[float] = 0.0  # what it may take to get going, once in every run
     fills_in_an_epoch: ClassVar[bool] = False  # gains only once every sample has been seen
     adjustable: ClassVar[bool] = False  # a script that has it may have it set badly: tried although it is in use

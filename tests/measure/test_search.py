@@ -588,6 +588,26 @@ def test_what_starts_slowly_is_first_tried_in_a_way_that_the_plan_can_keep(alone
     assert bench.asked[4] == (("slower",) if alone == 1.0 else ("slower", "whole"))
 
 
+class Companion(Fast):
+    comes_with = frozenset({"layout"})
+
+    def settings(self, run: Run) -> Sequence[Try]:
+        return [Try({}, 0.0)]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_no_step_shows_comes_with_what_it_belongs_to(is_kept: bool) -> None:
+    bench = Made({(): 1.0, ("layout",): 0.5 if is_kept else 1.0})
+    made = search(bench, Layout(), Companion())
+    made.screening.run()
+    made._take_companions()
+    assert [str(choice) for choice in made.found.plan] == (["layout", "companion"] if is_kept else [])
+    assert all("companion" not in plan for plan in bench.asked), "it is not tried by itself"
+    assert made.found.gains.get("companion") is None
+    if not is_kept:
+        assert made.found.not_tried[-1].reason == "nothing that it comes with is in the plan"
+
+
 def test_what_withdrew_without_a_name_is_found_by_trying_each() -> None:
     class Nameless(Made):
         def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:

@@ -723,7 +723,7 @@ def test_no_memory_for_the_proof_is_no_error(monkeypatch) -> None:
 
 
 def test_no_recording_without_room(monkeypatch) -> None:
-    monkeypatch.setattr(captured_calls, "_has_room", lambda device: False)
+    monkeypatch.setattr(captured_calls, "has_room", lambda device: False)
     monkeypatch.setattr(captured_calls, "_PATIENCE", 10)
     _, model, captured, graphs = twins()
     trained(model, through(captured, model))

@@ -190,9 +190,9 @@ def test_precision_said_in_the_new_way() -> None:
     """Torch refuses to tell it in the old way then."""
     was = torch.backends.cuda.matmul.fp32_precision
     try:
-        before = captured_calls._settings(torch.device("cpu"))
+        before = captured_calls.forward_settings(torch.device("cpu"))
         torch.backends.cuda.matmul.fp32_precision = "ieee" if was == "tf32" else "tf32"
-        assert captured_calls._settings(torch.device("cpu")) != before
+        assert captured_calls.forward_settings(torch.device("cpu")) != before
     finally:
         torch.backends.cuda.matmul.fp32_precision = was
 

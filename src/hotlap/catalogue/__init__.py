@@ -6,6 +6,7 @@ import difflib
 
 from hotlap.catalogue.aligned_shapes import AlignedShapes
 from hotlap.catalogue.async_copies import AsyncCopies
+from hotlap.catalogue.captured_evaluation import CapturedEvaluation
 from hotlap.catalogue.captured_model import CapturedModel
 from hotlap.catalogue.captured_pass import CapturedPass
 from hotlap.catalogue.channels_last import ChannelsLast
@@ -72,6 +73,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     CompiledModel(),
     CapturedModel(),
     CapturedPass(),
+    CapturedEvaluation(),
     FusedOptimizer(),
     GradsToNone(),
     NoDataParallel(),

@@ -54,7 +54,7 @@ def consider(technique: Technique, run: Run, allow_different: bool = False) -> C
     if isinstance(tries, CannotHelp):
         return Skipped(technique, tries.reason, in_use)
     candidate = Candidate(technique, tuple(tries), parity)
-    if candidate.most < LEAST_SHARE:
+    if candidate.most < LEAST_SHARE and not technique.comes_with:
         return Skipped(technique, f"could save at most {100 * candidate.most:.1f} % of a step", in_use, True)
     return candidate
 

@@ -169,7 +169,7 @@ class Screening:
     def _candidates(self) -> list[Candidate]:
         assert self.found.before is not None
         found = []
-        for technique in self._techniques:
+        for technique in (one for one in self._techniques if not one.comes_with):
             verdict = consider(technique, self.found.before, self._allow_different)
             if isinstance(verdict, Skipped):
                 self._small += [technique] if verdict.is_small else []

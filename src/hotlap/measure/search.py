@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hotlap.errors import HotlapError
 from hotlap.measure.bench import Bench, Listener, Timed
-from hotlap.measure.candidates import Candidate, consider
+from hotlap.measure.candidates import Candidate, Skipped, clash, consider
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.proof import Proof
@@ -17,6 +17,7 @@ from hotlap.measure.screening import Screening
 from hotlap.measure.settling import Settling
 from hotlap.measure.verdicts import no_baseline
 from hotlap.observe.run import Run
+from hotlap.report.findings import NotTried
 from hotlap.technique import Technique
 
 BASELINES = 3  # a first look, and two that count
@@ -44,6 +45,7 @@ class Search:
             self._baseline()
             self.screening.run()
             Settling(self._bench, self.purse, self.found).run(self.screening.passed_over)
+            self._take_companions()
             Proof(self._bench, self.found, self._budget, self.purse.trial_seconds, self._parity_folder).run()
         except KeyboardInterrupt:
             if self.found.before is None:
@@ -88,6 +90,22 @@ class Search:
         self.found.level = statistics.median(self.found.baselines)
         self.purse.trial_seconds = self.purse.plan_seconds = usual.seconds
         self._bench.begin(usual.run, self.found.baselines)
+
+    def _take_companions(self) -> None:
+        """What saves nothing in a step, such as a faster test after each epoch, goes with what it belongs to, and is
+        held to parity and proof with it."""
+        found = self.found
+        run = found.after or found.before
+        assert run is not None
+        for technique in (one for one in self._techniques if one.comes_with):
+            verdict = consider(technique, run, self._allow_different)
+            company = any(technique.comes_with & choice.traits for choice in found.plan)
+            if isinstance(verdict, Candidate) and company and clash(verdict.choice(), found.plan) is None:
+                found.parities[technique.id], found.gains[technique.id] = verdict.parity, None
+                found.plan.append(verdict.choice())
+            else:
+                reason = verdict.reason if isinstance(verdict, Skipped) else "nothing that it comes with is in the plan"
+                found.not_tried.append(NotTried(technique.id, reason))
 
     def _may_help(self, technique: Technique, run: Run) -> bool:
         return isinstance(consider(technique, run, self._allow_different), Candidate)

@@ -44,7 +44,7 @@ _serving: weakref.WeakKeyDictionary[nn.Module, CapturedCalls] = weakref.WeakKeyD
 _at_work = threading.Lock()  # a module called inside another one's call is part of that one
 
 
-def _plain(root: Any, args: Any, kwargs: Any) -> Any:
+def plain_call(root: Any, args: Any, kwargs: Any) -> Any:
     return root(*args, **kwargs)
 
 
@@ -83,7 +83,7 @@ class CapturedCalls:
 
     def __init__(self, recorder: Callable[[], Recorder] | None = None, proof: Proof | None = None) -> None:
         self._new_recorder = recorder or GraphRecorder  # one for each recording: those that are out share no memory
-        self._recorder, self._proof = self._new_recorder(), proof or _Alone()
+        self._recorder, self._proof = self._new_recorder(), proof or Alone()
         self.replays, self.refused = 0, ""
         self._kinds: dict[Any, _Kind] = {}
         self._steady: SteadyModule | None = None
@@ -91,7 +91,7 @@ class CapturedCalls:
         self._changes = self._misses = self._replays_then = 0
         self._why = ""
 
-    def call(self, root: nn.Module, args: Any, kwargs: Any, proceed: Proceed = _plain) -> Any:
+    def call(self, root: nn.Module, args: Any, kwargs: Any, proceed: Proceed = plain_call) -> Any:
         if self.refused or not self._is_time(root) or not _at_work.acquire(blocking=False):
             return proceed(root, args, kwargs)
         try:
@@ -132,7 +132,7 @@ class CapturedCalls:
         device, self._why = self._device, ""
         if not given.packing.is_plain:
             self._why = "it is given objects that are neither tensors nor plain values"
-        elif not all(_is_plain(t) and t.device == device for t in given.tensors):
+        elif not all(is_plain_tensor(t) and t.device == device for t in given.tensors):
             self._why = f"it is given tensors that are not plain ones on the same {device.type} device"
         if self._why:
             return None
@@ -140,7 +140,7 @@ class CapturedCalls:
             given.packing.key,
             tuple((t.shape, t.dtype, t.stride(), t.requires_grad) for t in given.tensors),
             tuple(p.requires_grad for p in self._steady.parameters),
-            _settings(device),
+            forward_settings(device),
         )
         if key not in self._kinds and len(self._kinds) >= _KINDS:
             self._why = "its inputs come in too many shapes"
@@ -168,7 +168,7 @@ class CapturedCalls:
         recordings = sum(len(one.calls) for one in self._kinds.values())
         if habit is None or len(kind.calls) >= _PENDING or recordings >= _RECORDINGS:
             return None
-        if not _has_room(self._device):
+        if not has_room(self._device):
             kind.why = f"the device has less than {_ROOM:g} times the memory left that was used so far"
             return None
         try:
@@ -219,7 +219,7 @@ class CapturedCalls:
         self._kinds.clear()
 
 
-class _Alone:
+class Alone:
     """Proof where nobody keeps a record: the limit alone counts."""
 
     failed = False
@@ -234,12 +234,12 @@ def replayed(root: Any) -> bool:
     return own is not None and own.replays > 0
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
     is_known = type(tensor) in (torch.Tensor, nn.Parameter)
     return is_known and tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_quantized
 
 
-def _settings(device: torch.device) -> Any:
+def forward_settings(device: torch.device) -> Any:
     return (
         *settings(),
         torch.is_autocast_enabled(device.type),
@@ -248,7 +248,7 @@ def _settings(device: torch.device) -> Any:
     )
 
 
-def _has_room(device: torch.device) -> bool:
+def has_room(device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)

@@ -104,7 +104,7 @@ class RecordedCall:
             self.form = form_of(outputs)
             return [t.detach() for t in made]
 
-        self._forward, self._outs = _recorded(recorder, forward, plain.device)
+        self._forward, self._outs = recorded_work(recorder, forward, plain.device)
         self.needs_grad = [t.requires_grad for t in made]
         self._touched = [b for b, version in zip(plain.buffers, versions, strict=True) if b._version != version]
         if not all(self.needs_grad[number] for number in self.wanted):
@@ -126,7 +126,7 @@ class RecordedCall:
             return found[: len(inputs)]
 
         self._given = [grad for grad in given if grad is not None]
-        self._backward, self._input_grads = _recorded(recorder, backward, plain.device)
+        self._backward, self._input_grads = recorded_work(recorder, backward, plain.device)
         made.clear()
 
     @property
@@ -232,7 +232,9 @@ def generator_of(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
-def _recorded(recorder: Recorder, work: Callable[[], Any], device: torch.device) -> tuple[Callable[[], object], Any]:
+def recorded_work(
+    recorder: Recorder, work: Callable[[], Any], device: torch.device
+) -> tuple[Callable[[], object], Any]:
     """What repeats the work, and the results it writes each time."""
     results: list[Any] = []
 

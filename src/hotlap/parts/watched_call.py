@@ -52,10 +52,15 @@ class Sighting:
 
 
 def watched(
-    call: Callable[[], Any], given: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device
+    call: Callable[[], Any],
+    given: Sequence[torch.Tensor],
+    own: Sequence[torch.Tensor],
+    device: torch.device,
+    trains: bool = True,
 ) -> tuple[Any, Sighting]:
-    versions, generators = [t._version for t in given], host_generators(device.type)
-    reads = _reading([*given, *own], device)
+    tracked = [t for t in given if not t.is_inference()]  # the others have no version: writing to them is watched
+    versions, generators = [t._version for t in tracked], host_generators(device.type)
+    reads = _reading(given, own, device)
     is_cast, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
     uncached = torch.autocast(device.type, dtype=dtype, enabled=is_cast, cache_enabled=False)
     with listening(device) as heard, uncached, interpreted(), reads:  # earlier casts would pass for somebody else's
@@ -67,13 +72,13 @@ def watched(
     if reads.has_changed:
         heard.append("it changes its parameters")
     outputs = Packed(out)
-    if [t._version for t in given] != versions:
+    if [t._version for t in tracked] != versions or reads.has_written:
         heard.append("it changes its inputs in place")
     if host_generators(device.type) != generators:
         heard.append("it draws random numbers on the host")
     if not outputs.packing.is_plain:
         heard.append("it gives more than tensors and plain values")
-    if not any(t.requires_grad for t in outputs.tensors):
+    if trains and not any(t.requires_grad for t in outputs.tensors):
         heard.append("nothing that it gives carries gradients")
     if _share_memory(outputs.tensors, [*given, *own]):
         heard.append("what it gives shares memory with its inputs, its parameters or itself")
@@ -81,14 +86,14 @@ def watched(
     return out if heard else outputs.packing.filled(sighting.listen(outputs)), sighting
 
 
-def _reading(own: Sequence[torch.Tensor], device: torch.device) -> Any:
+def _reading(given: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device) -> Any:
     """Notes whether an operation reads what was there before and is not known: a graph would read on at that place,
     whatever the script does with it. A number in main memory would even be read only once."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
     class Reading(TorchDispatchMode):
-        has_foreign = has_changed = has_hidden = False
+        has_foreign = has_changed = has_hidden = has_written = False
         supports_higher_order_operators = True  # or torch would refuse to run them under it
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,17 +101,16 @@ def _reading(own: Sequence[torch.Tensor], device: torch.device) -> Any:
             is_constant = function is torch.ops.aten.lift_fresh.default  # made of numbers in the code
             self.has_foreign = self.has_foreign or not (is_constant or taken <= known)
             self.has_hidden = self.has_hidden or not hasattr(function, "overloadpacket")
-            self.has_changed = self.has_changed or any(map(_is_weights, written(function, args, kwargs)))
+            places = {_storage(t) for t in written(function, args, kwargs)}
+            self.has_changed = self.has_changed or bool(places & weights)
+            self.has_written = self.has_written or bool(places & inputs)
             out = function(*args, **(kwargs or {}))
             known.update(_storage(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor))
             return out
 
-    known = {_storage(t) for t in own if t.device == device}
+    known = {_storage(t) for t in (*given, *own) if t.device == device}
     weights = {_storage(t) for t in own if isinstance(t, torch.nn.Parameter)} - {0}
-
-    def _is_weights(tensor: torch.Tensor) -> bool:
-        return _storage(tensor) in weights
-
+    inputs = {_storage(t) for t in given if t.is_inference()} - {0}
     mode: Any = Reading
     return mode()
 

@@ -1,0 +1,79 @@
+"""The model's calls without gradients, recorded as CUDA graphs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
+
+if TYPE_CHECKING:
+    from hotlap.observe.patch import Patch
+    from hotlap.observe.run import Run
+
+
+class CapturedEvaluation(Technique):
+    """Tests, validation and sampling replay the model's forward with one launch, as the training does.
+
+    ## Why it is faster
+    Where a training step is held up by the host, so is every call of the model without gradients: a test after each
+    epoch, a text that is sampled token by token. Once the step itself is a few launches, those are what is left of an
+    epoch. A CUDA graph starts all kernels of a forward at once, and reads the weights where they lie, so that it stays
+    right while they are trained.
+
+    ## When it does not help
+    Where the device is busy anyway, as with large models and batches, and in scripts that never evaluate. A call is
+    recorded after four in a row were of one kind; shapes that change from call to call, as in the first tokens of a
+    text, run as they are. So do calls that wait for the device, print, draw on the host, change buffers or weights,
+    read tensors that are not the model's, models with hooks or in training mode, and calls under `torch.compile`. Each
+    kind, four at most, keeps the memory of one forward.
+
+    `tune` measures steps, which this does not touch. So it comes with `captured-pass` and `captured-model`, where a
+    trial has shown that launches are what the script waits for, and is in the plan when that is held to parity.
+
+    ## What changes numerically
+    The same kernels in the same order. The first two replays of each recording are held against the plain call, outputs
+    and random numbers alike; beyond rounding it ends for good, and the script has got its own.
+
+    ## Claims
+    None of the lists has it; they say `torch.no_grad()` and `model.eval()`, which this needs. No figure of ours yet.
+    """
+
+    family = Family.COMPUTE
+    needs = Needs(device="cuda")
+    aliases = ("evaluation graph", "cuda graph inference", "generate", "validation")
+    comes_with = frozenset({"captured pass", "recorded calls"})
+
+    def parity(self, run: Run | None) -> Parity:
+        return Parity.EQUIVALENT
+
+    def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
+        if run.device != "cuda":
+            return CannotHelp("CUDA graphs need a GPU")
+        if not run.roots:
+            return CannotHelp("no model with trainable parameters was called")
+        aside = next((root.stands_aside for root in run.roots if root.stands_aside), None)
+        return CannotHelp(aside) if aside else [Try({}, 0.0)]
+
+    def apply(self, patch: Patch, setting: Setting) -> None:
+        from hotlap.parts import captured_evaluation
+        from hotlap.parts.replay_proof import LIMIT
+
+        captured = weakref.WeakKeyDictionary[Any, captured_evaluation.CapturedEvaluation]()
+        proof = patch.compare("what recorded evaluations give, relative to plain ones", LIMIT)
+
+        def call(proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
+            if root.training or patch.joints.roots.is_looking:
+                return proceed(root, args, kwargs)
+            own = captured.get(root)
+            if own is None:
+                own = captured[root] = captured_evaluation.CapturedEvaluation(proof=proof)
+            return own.call(root, args, kwargs, proceed)
+
+        def close() -> None:
+            for own in captured.values():
+                own.close()
+
+        patch.at(patch.joints.root_called, call, depth=6)  # autocast and layouts go round it
+        patch.on_undo(close)
