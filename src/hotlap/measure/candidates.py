@@ -37,6 +37,17 @@ class Skipped:
 
 def consider(technique: Technique, run: Run, allow_different: bool = False) -> Candidate | Skipped:
     """One technique against one run: worth trying, already in use, or of no help, with the reason."""
+    if technique.comes_with:
+        return Skipped(technique, "no step shows what it saves: it comes with others")
+    verdict = able(technique, run, allow_different)
+    if isinstance(verdict, Candidate) and verdict.most < LEAST_SHARE:
+        reason = f"could save at most {100 * verdict.most:.1f} % of a step"
+        return Skipped(technique, reason, bool(technique.seen(run)), True)
+    return verdict
+
+
+def able(technique: Technique, run: Run, allow_different: bool = False) -> Candidate | Skipped:
+    """The same, however little it could save of a step."""
     in_use = bool(technique.seen(run))
     if in_use and not technique.adjustable:
         return Skipped(technique, "already in use", in_use=True)
@@ -53,10 +64,7 @@ def consider(technique: Technique, run: Run, allow_different: bool = False) -> C
     tries = technique.settings(run)
     if isinstance(tries, CannotHelp):
         return Skipped(technique, tries.reason, in_use)
-    candidate = Candidate(technique, tuple(tries), parity)
-    if candidate.most < LEAST_SHARE and not technique.comes_with:
-        return Skipped(technique, f"could save at most {100 * candidate.most:.1f} % of a step", in_use, True)
-    return candidate
+    return Candidate(technique, tuple(tries), parity)
 
 
 Member = TypeVar("Member", Candidate, Choice)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hotlap.errors import HotlapError
 from hotlap.measure.bench import Bench, Listener, Timed
-from hotlap.measure.candidates import Candidate, Skipped, clash, consider
+from hotlap.measure.candidates import Candidate, Skipped, able, clash, consider
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.proof import Proof
@@ -98,7 +98,7 @@ class Search:
         run = found.after or found.before
         assert run is not None
         for technique in (one for one in self._techniques if one.comes_with):
-            verdict = consider(technique, run, self._allow_different)
+            verdict = able(technique, run, self._allow_different)
             company = any(technique.comes_with & choice.traits for choice in found.plan)
             if isinstance(verdict, Candidate) and company and clash(verdict.choice(), found.plan) is None:
                 found.parities[technique.id], found.gains[technique.id] = verdict.parity, None
