@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from hotlap.catalogue import find
 from hotlap.observe.run import LoaderFacts, Run
 from hotlap.technique import CannotHelp, Parity
+
+BOTH = "loader-workers", "persistent-workers"
 
 
 class Numbers(Dataset):
@@ -40,6 +43,22 @@ def test_the_same_workers_and_the_order_of_the_script(apply) -> None:
     expected, makers = run()
     assert expected[0] != expected[1] and makers[0] != makers[1]
     apply("persistent-workers")
+    orders, makers = run()
+    assert orders == expected
+    assert makers[0] == makers[1] == makers[2] and len(makers[0]) == 2
+
+
+@pytest.mark.parametrize("names", [BOTH, BOTH[::-1]], ids="+".join)
+def test_workers_that_a_loader_is_given_live_on(apply, names: tuple[str, str]) -> None:
+    """Whichever of the two is named first."""
+
+    def run() -> tuple[list[list[int]], list[set[int]]]:
+        torch.manual_seed(5)
+        return epochs(DataLoader(Numbers(), batch_size=4, shuffle=True))
+
+    expected, _ = run()
+    for name in names:
+        apply(name, {"num_workers": 2} if name == "loader-workers" else {})
     orders, makers = run()
     assert orders == expected
     assert makers[0] == makers[1] == makers[2] and len(makers[0]) == 2

@@ -95,7 +95,7 @@ class PersistentWorkers(Technique):
                 lasting.keep(loader)
             proceed(loader, bound)
 
-        patch.at(patch.joints.loader_built, built)
+        patch.at(patch.joints.loader_built, built, depth=1)  # after those who give a loader its workers
         patch.at(patch.joints.loader_started, lasting.release, depth=6)  # before those who look at the iterator
         patch.at(patch.joints.loader_started, lasting.start)
 
