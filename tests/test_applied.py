@@ -27,8 +27,10 @@ NAMES = "loader-workers,channels-last,fused-optimizer,sample-cache,mixed-precisi
 
 def test_settings_by_name() -> None:
     (workers, fused) = named("loader-workers:num_workers=3, fused")
-    assert workers.setting == {"num_workers": 3, "everywhere": True} and fused.setting == {"kind": "fused"}
-    assert named("loader-workers")[0].setting == {"num_workers": 4}
+    assert workers.setting == {"num_workers": 3, "everywhere": True, "persistent_workers": True}
+    assert fused.setting == {"kind": "fused"}
+    assert named("loader-workers")[0].setting == {"num_workers": 4, "persistent_workers": True}
+    assert named("loader-workers:num_workers=0")[0].setting == {"num_workers": 0, "everywhere": True}
     assert [named(f"fast-jpeg:scaled={word}")[0].setting["scaled"] for word in ("true", "False")] == [True, False]
     (workers, cache) = named("loader-workers:num_workers=8:replacing=2:persistent_workers=false,cache:hold=auto")
     assert workers.setting == {"num_workers": 8, "replacing": 2, "persistent_workers": False}

@@ -184,6 +184,22 @@ def test_another_number_in_place_of_the_script_s(apply) -> None:
     assert DataLoader(TensorDataset(torch.zeros(64)), 4, num_workers=1).num_workers == 1
 
 
+@pytest.mark.parametrize("has", [0, 1])
+def test_those_in_place_of_fewer_live_on_in_the_script_s_order(apply, has: int) -> None:
+    def run() -> tuple[list[list[int]], list[set[int]]]:
+        torch.manual_seed(5)
+        loader = DataLoader(Numbers(), 4, shuffle=True, num_workers=has)
+        found = [epoch(loader) for _ in range(3)]
+        return [order for order, _ in found], [makers for _, makers in found]
+
+    expected, _ = run()
+    apply("loader-workers", find("loader-workers").named({"num_workers": 2}))
+    orders, makers = run()
+    assert orders == expected
+    assert makers[0] == makers[1] == makers[2] and len(makers[0]) == 2
+    assert not DataLoader(Numbers(), 4, num_workers=1, worker_init_fn=print).persistent_workers
+
+
 def test_a_number_named_by_hand_is_for_every_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with hotlap.applied("loader-workers:num_workers=5") as on:
@@ -194,7 +210,8 @@ def test_a_number_named_by_hand_is_for_every_loader(monkeypatch: pytest.MonkeyPa
         assert DataLoader(TensorDataset(torch.zeros(64)), 4, num_workers=1).num_workers == 1
         (words,) = on.shown
     assert words.startswith(
-        "loader-workers (num_workers 5, everywhere True): the loader of Numbers has num_workers=2, not 5: it has too"
+        "loader-workers (num_workers 5, everywhere True, persistent_workers True): the loader of Numbers has"
+        " num_workers=2, not 5: it has too"
     )
     assert "Stream has num_workers=1, not 5: its data set is iterable" in words and "of TensorDataset has" in words
 
@@ -424,7 +441,13 @@ def test_a_script_with_workers_is_tuned_all_the_same() -> None:
     """In use is not the same as well set."""
     loader, parts = facts(**TWO_OF_16), [[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]] * 32
     verdict = consider(find("loader-workers"), Run("2.11", "cuda", [loader], step_parts=parts, cores=16))
-    assert isinstance(verdict, Candidate) and verdict.choice().setting == {"num_workers": 8, "replacing": 2}
+    assert isinstance(verdict, Candidate)
+    assert verdict.choice().setting == {"num_workers": 8, "replacing": 2, "persistent_workers": True}
+    for given in ({"persistent_workers": True}, {"worker_init": True}):
+        own = consider(
+            find("loader-workers"), Run("2.11", "cuda", [replace(loader, **given)], step_parts=parts, cores=16)
+        )
+        assert isinstance(own, Candidate) and own.choice().setting == {"num_workers": 8, "replacing": 2}
     idle = consider(find("loader-workers"), Run("2.11", "cuda", [loader], step_parts=[[0.0] * 6 + [1.0]], cores=16))
     assert isinstance(idle, Skipped) and idle.in_use
 

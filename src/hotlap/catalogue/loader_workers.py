@@ -52,9 +52,10 @@ class LoaderWorkers(Technique):
     ## What changes numerically
     Nothing, in the same order, when the data set draws nothing at random. Random augmentation draws from each worker's
     own generator, so the draws are others of the same distribution, with another number of workers too. In a run with
-    hotlap workers live on between epochs, in the order the script would have, and are started anew when the data set
-    has changed (`set_epoch`). A plan that was measured so is written with `persistent_workers=True`, where no such
-    change is seen: torch then shuffles later epochs otherwise for the same seed. Any other written fix leaves them to
+    hotlap workers that are given live on between epochs, also in place of fewer, unless the script prepares each by a
+    `worker_init_fn`; in the order the script would have, and started anew when the data set has changed (`set_epoch`).
+    A plan that was measured so is written with `persistent_workers=True`, where no such change is seen: torch then
+    shuffles later epochs otherwise for the same seed. Any other written fix leaves them to
     torch's default, a new start each epoch. A data set that changes while it is being read is left alone, and so is one
     that holds an open file, whose place forked workers would share, and a loader whose sampler can be saved: workers
     are ahead of the loop. The number of workers of an iterable data set is never touched: one that does not split
@@ -80,7 +81,8 @@ class LoaderWorkers(Technique):
     def named(self, given: Setting) -> Setting:
         """A plan is for the loaders it was measured for; who names a number means every loader."""
         is_for_all = "num_workers" in given and "replacing" not in given
-        return super().named({"everywhere": True, **given} if is_for_all else given)
+        lasting: Setting = {"persistent_workers": True} if given.get("num_workers", 1) else {}
+        return super().named({**({"everywhere": True} if is_for_all else {}), **lasting, **given})
 
     def spot(self, source: Source) -> Iterator[Site]:
         for call in source.calls(LOADER):
@@ -142,7 +144,9 @@ def _tries(run: Run, loader: LoaderFacts) -> Sequence[Try] | CannotHelp:
 
     has, depth, wait = loader.num_workers, loader.prefetch_factor or DEPTH, run.share("wait")
     crowded = crowding(run)
-    kept: Setting = {"replacing": has} if has else {"persistent_workers": True}
+    kept: Setting = {"replacing": has} if has else {}
+    if not (has and (loader.worker_init or loader.persistent_workers)):
+        kept = {**kept, "persistent_workers": True}  # more of them take longer to start
     why_not = loader.no_workers
     if loader.changes:
         why_not = "its data set changes while it is read, which copies of it in workers would not see"
@@ -151,7 +155,7 @@ def _tries(run: Run, loader: LoaderFacts) -> Sequence[Try] | CannotHelp:
         if not has:
             return CannotHelp("its data set already lies in memory as tensors")
         if not (why_not or loader.worker_init or loader.persistent_workers):
-            tries.append(Try({"num_workers": 0, **kept}, max(wait, crowded)))
+            tries.append(Try({"num_workers": 0, "replacing": has}, max(wait, crowded)))
     room = WorkerRoom(run.shm_free_bytes, run.free_bytes)
     cores = run.cores
     counts = (cores // 2, cores - 2, 4) if run.device != "cpu" else (cores, cores // 2)
@@ -163,7 +167,8 @@ def _tries(run: Run, loader: LoaderFacts) -> Sequence[Try] | CannotHelp:
     number, deeper = has or next(iter(numbers), 0), _DEEPER * depth
     has_room = room.workers(number, deeper, loader.batch_bytes, loader.start_method) == number
     if number and has_room and rates_vary(run, has * depth):
-        tries.append(Try({"num_workers": number, "prefetch_factor": deeper, **kept}, wait))
+        own: Setting = {"replacing": has} if has else kept  # with as many as it had, its draws stay
+        tries.append(Try({"num_workers": number, "prefetch_factor": deeper, **own}, wait))
     if tries:
         return tries
     if not why_not and not any(fits):
@@ -184,13 +189,14 @@ class _Workers:
 
     def give(self, proceed: Any, loader: Any, bound: Any) -> None:
         chosen = bound.arguments
-        has, why = chosen["num_workers"], self._settle(chosen)
+        is_lasting, has = chosen["persistent_workers"], chosen["num_workers"]
+        why = self._settle(chosen)
         number = chosen["num_workers"]
         if why:
             name = type(chosen["dataset"]).__name__
             self._short[f"the loader of {name} has num_workers={number}, not {self._wanted}: {why}"] = None
         self._took_hold |= number != has or not why
-        if number > has == 0 and chosen["persistent_workers"]:
+        if chosen["persistent_workers"] and (number > has == 0 or not is_lasting):
             self._lasting.keep(loader)
         proceed(loader, bound)
 
@@ -238,7 +244,7 @@ def _give_workers(setting: Setting, wanted: int, is_for_all: bool, chosen: dict[
         chosen["multiprocessing_context"] = context or "fork"  # the default of later Pythons pickles the data set
     chosen["num_workers"] = workers
     chosen.update(_given(setting, "prefetch_factor"))
-    if not has:
+    if not (has and chosen["worker_init_fn"]):  # which torch calls for every epoch, or once for all
         chosen.update(_given(setting, "persistent_workers"))
     if workers < busy:
         return "memory is short"
