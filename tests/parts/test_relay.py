@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -106,3 +108,30 @@ def test_paused_is_what_follows_a_stop() -> None:
     while (error := drawing.take()[1]) is None:
         pass
     assert isinstance(error, Paused)
+
+
+LEFT_EARLY = """
+import threading, torch
+from hotlap.parts.drawing_ahead import Drawing, Relay
+
+begun = threading.Event()
+
+def work(number):
+    begun.set()
+    for _ in range(400):
+        torch.mm(weights, weights)  # back and forth between Python and torch, as transforms are
+    print("worked", flush=True)
+
+weights = torch.randn(128, 128)
+relay = Relay(Drawing(lambda: 1, 1), work, 2)
+begun.wait()
+del relay  # as a loop does that is left early; the script ends right after it
+print("left", flush=True)
+"""
+
+
+def test_a_script_that_leaves_its_loop_early_ends_as_it_would() -> None:
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", LEFT_EARLY], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.split() == ["left", "worked"], "what is at work is waited for, and nothing more is begun"

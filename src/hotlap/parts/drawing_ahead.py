@@ -17,6 +17,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
@@ -28,7 +29,7 @@ from torch.utils._pytree import tree_map
 from hotlap.parts.early_copies import Copier, copier_for, copy_early, is_plain, tensors_in
 
 _AHEAD = 2
-_EXIT_SECONDS = 2.0
+_EXIT_SECONDS = 10.0  # one that waits for data that never come is not waited for any longer
 
 
 class Paused(Exception):
@@ -54,6 +55,7 @@ class Drawing:
         )  # not this object: it must be free to go
         self._thread = threading.Thread(target=_work, args=arguments, name="hotlap-draws-ahead", daemon=True)
         _running.add(self)
+        _threads.add(self._thread)
         self._thread.start()
 
     def take(self) -> tuple[Any, BaseException | None]:
@@ -118,13 +120,17 @@ def _work(draw: Callable[[], Any], wanted: SimpleQueue[bool], made: SimpleQueue[
 
 
 _running: weakref.WeakSet[Drawing] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # also of those that are gone, which end in their time
 
 
 @atexit.register
 def _end_all() -> None:
-    """A thread inside the driver while the interpreter goes down may crash it; one that waits for data does no harm."""
+    """A thread at work in torch or in the driver while the interpreter goes down would end the process by a signal."""
     for drawing in list(_running):
-        drawing.stop(_EXIT_SECONDS)
+        drawing.stop()
+    until = time.monotonic() + _EXIT_SECONDS
+    for thread in list(_threads):
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 class Prefetched:
