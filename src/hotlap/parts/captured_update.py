@@ -12,7 +12,6 @@ graph reads a copy of them on the device. Checkpoints are written and read as a 
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +22,15 @@ from typing import Any
 import torch
 
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder
+from hotlap.parts.update_grounds import (
+    UpdateGrounds,
+    device_of,
+    in_main_memory,
+    is_same,
+    state_names,
+    state_of,
+    weights_of,
+)
 
 _STEADY = 3  # updates with everything in the same places before one is recorded
 _GRAPHS = 4  # places that gradients may take in turns
@@ -40,6 +48,7 @@ class _Recording:
     replay: Callable[[], object]
     state: list[Any]  # what it writes to; kept, so that no other object gets the same identity
     weights: list[torch.Tensor]
+    grounds: UpdateGrounds
 
 
 class CapturedUpdate:
@@ -52,6 +61,7 @@ class CapturedUpdate:
         self._numbers: dict[Any, torch.Tensor] = {}  # ours: learning rates by group, and what a GradScaler hands over
         self._written: dict[Any, float] = {}
         self._graphs: dict[Any, _Recording] = {}
+        self._latest: _Recording | None = None  # the one that was replayed last, which mostly fits again
         self._sightings: Counter[Any] = Counter()
         self._moved: set[str] = set()  # names of what the script's state has in main memory
         self._names: Any = None
@@ -69,14 +79,17 @@ class CapturedUpdate:
         optimizer = self._optimizer()
         if optimizer is None or self.refused:
             return plain()
+        latest = self._latest
+        if latest is not None and not has_closure and not self._recorder.is_busy and latest.grounds.hold(optimizer):
+            return self._replay(optimizer, latest)
         if has_closure:
             self._why = "each update calls the model itself (a closure)"
         places = None if has_closure else self._places(optimizer)
         recording = self._graphs.get(places) if places is not None else None
-        if recording is not None and _is_same(recording.state, _state(optimizer)):
+        if recording is not None and is_same(recording.state, state_of(optimizer)):
             return self._replay(optimizer, recording)
         out = self._slowly(optimizer, plain, places)
-        self._names = _names(optimizer)
+        self._names = state_names(optimizer)
         if self._misses >= _PATIENCE:
             self._give_up(optimizer, self._why or "gradients never come to lie where they lay before")
         return out
@@ -99,7 +112,7 @@ class CapturedUpdate:
         if len(self._sightings) > 16 * _GRAPHS:
             self._sightings.clear()
         self._sightings[places] += 1
-        is_steady = self._sightings[places] >= _STEADY and self._names == _names(optimizer)
+        is_steady = self._sightings[places] >= _STEADY and self._names == state_names(optimizer)
         if not is_steady:
             return self._as_recorded(optimizer, plain)() if self._is_recordable else plain()
         self._enter(optimizer)
@@ -112,7 +125,7 @@ class CapturedUpdate:
         if self._recordings >= _TRIED and self.replays < 4 * self._recordings:
             self._give_up(optimizer, "gradients or settings take too many places in turns")
             return plain()
-        parameters = [p for p in _parameters(optimizer) if p.grad is not None]
+        parameters = [p for p in weights_of(optimizer) if p.grad is not None]
         update = self._as_recorded(optimizer, plain)
         try:
             replay = self._recorder.record(update, parameters[0].device)
@@ -123,14 +136,16 @@ class CapturedUpdate:
         if len(self._graphs) >= _GRAPHS and places not in self._graphs:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest], self._sightings[oldest]
-        self._graphs[places] = _Recording(replay, _state(optimizer), parameters)
+        told = [self._told(optimizer, group) for group in optimizer.param_groups]
+        grounds = UpdateGrounds(optimizer, told, _SCALING)
+        self._graphs[places] = _Recording(replay, state_of(optimizer), parameters, grounds)
         return self._replay(optimizer, self._graphs[places])
 
     def _replay(self, optimizer: Any, recording: _Recording) -> None:
         self._hand_over(optimizer)
         recording.replay()
         torch.autograd.graph.increment_version(recording.weights)  # autograd's guard against weights changed too early
-        self.replays, self._misses = self.replays + 1, 0
+        self.replays, self._misses, self._latest = self.replays + 1, 0, recording
 
     def _places(self, optimizer: Any) -> Any:
         """Everything that must be the same for a graph to be right, beside the state; None where none can be."""
@@ -143,7 +158,7 @@ class CapturedUpdate:
             if isinstance(group["lr"], torch.Tensor):
                 self._why = "the script keeps its learning rate in a tensor"
                 return None
-            told = ("params", "lr") if self._reads_lr(optimizer, group) else ("params",)
+            told = self._told(optimizer, group)
             chosen += [(name, value) for name, value in group.items() if name not in told]
             for p in group["params"]:
                 grad = p.grad
@@ -170,6 +185,10 @@ class CapturedUpdate:
         self._why = f"{changed[0]} changes with each update, which a recording cannot follow" if changed else ""
         return places
 
+    def _told(self, optimizer: Any, group: dict[str, Any]) -> tuple[str, ...]:
+        """What a graph need not have in it for good."""
+        return ("params", "lr") if self._reads_lr(optimizer, group) else ("params",)
+
     def _reads_lr(self, optimizer: Any, group: dict[str, Any]) -> bool:
         """Whether this update takes its learning rate from the device; else one is recorded for each value."""
         kind, is_batched = _kind(optimizer), group["foreach"] is not False
@@ -177,17 +196,16 @@ class CapturedUpdate:
 
     def _hand_over(self, optimizer: Any) -> None:
         """The numbers of this step, to where the graph reads them."""
-        device = next(p.device for p in _parameters(optimizer) if p.grad is not None)
         for number, group in enumerate(optimizer.param_groups):
             if number not in self._numbers:
-                self._numbers[number] = self._recorder.scalar(group["lr"], device)
+                self._numbers[number] = self._recorder.scalar(group["lr"], device_of(optimizer))
             elif self._written[number] != group["lr"]:
                 self._numbers[number].fill_(group["lr"])
             self._written[number] = group["lr"]
         for name in _SCALING:
             given = getattr(optimizer, name, None)
             if given is not None and name not in self._numbers:
-                self._numbers[name] = self._recorder.scalar(given, device)
+                self._numbers[name] = self._recorder.scalar(given, device_of(optimizer))
             elif given is not None:
                 self._numbers[name].copy_(given)
 
@@ -223,22 +241,26 @@ class CapturedUpdate:
         if self._is_recordable:
             return
         self._is_recordable = True
-        for p in _parameters(optimizer):
+        for p in weights_of(optimizer):
             for name, value in optimizer.state.get(p, {}).items():
                 if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu:
                     optimizer.state[p][name] = self._recorder.scalar(value, p.device)
                     self._moved.add(name)
 
     def _leave(self, optimizer: Any) -> None:
-        self._graphs.clear()
+        self._drop()
         self._is_recordable = False
         for state in optimizer.state.values():
-            state.update(_in_main_memory(state, self._moved))
+            state.update(in_main_memory(state, self._moved))
         self._moved.clear()
 
     def _forget(self, gone: Any) -> None:
         """Weights are not kept alive for an optimizer that the script has dropped."""
+        self._drop()
+
+    def _drop(self) -> None:
         self._graphs.clear()
+        self._latest = None
 
     def _give_up(self, optimizer: Any, reason: str) -> None:
         self._leave(optimizer)
@@ -246,7 +268,7 @@ class CapturedUpdate:
 
     def _saving(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
         entries = state["state"].items()
-        return {**state, "state": {key: {**one, **_in_main_memory(one, self._moved)} for key, one in entries}}
+        return {**state, "state": {key: {**one, **in_main_memory(one, self._moved)} for key, one in entries}}
 
     def _loading(self, optimizer: Any, state: dict[str, Any]) -> None:
         self._leave(optimizer)
@@ -278,24 +300,3 @@ def _unfit(optimizer: Any) -> str:
 def _kind(optimizer: Any) -> str:
     """The class of torch's own that an optimizer is of."""
     return next((k.__name__ for k in type(optimizer).__mro__ if getattr(torch.optim, k.__name__, None) is k), "")
-
-
-def _parameters(optimizer: Any) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _state(optimizer: Any) -> list[Any]:
-    return [value for p in _parameters(optimizer) for value in optimizer.state.get(p, {}).values()]
-
-
-def _is_same(ones: list[Any], others: list[Any]) -> bool:
-    return len(ones) == len(others) and all(map(operator.is_, ones, others))
-
-
-def _names(optimizer: Any) -> list[Any]:
-    """What the state consists of: an update that would add to it cannot be recorded."""
-    return [[(name, v is None) for name, v in optimizer.state.get(p, {}).items()] for p in _parameters(optimizer)]
-
-
-def _in_main_memory(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value.cpu() for name, value in state.items() if name in names}
