@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,67 @@ def test_it_is_the_same_and_most_evaluations_are_replayed(others) -> None:
 def test_what_cannot_be_recorded_costs_the_run_nothing() -> None:
     theirs, ours = trained(hook=True), trained(EVALUATION, hook=True)
     assert same(theirs, ours) and Counted.recorded == 0 and ours[2].withdrawn == []
+
+
+@pytest.fixture
+def attached() -> Iterator[None]:
+    joints = Joints()
+    patches = [Patch(joints, name) for name in ("watch", "captured-evaluation")]
+    patches[0].at(joints.root_found, lambda root: None)
+    find("captured-evaluation").apply(patches[1], {})
+    yield
+    for patch in reversed(patches):
+        patch.undo()
+
+
+def stepped(model: nn.Module) -> nn.Module:
+    """Trained until nobody looks for roots any more, and ready to be tested."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(8):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    return model.eval()
+
+
+class Bound(nn.Module):
+    """Refers to itself, as a method does that is kept under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.act = self.bent
+
+    def bent(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.layer(x))
+
+
+def test_a_model_that_the_script_drops_is_gone(attached) -> None:
+    model = stepped(Bound())
+    with torch.no_grad():
+        for _ in range(8):
+            model(torch.randn(3, 4))
+    assert Counted.recorded == 1
+    last = weakref.ref(model)
+    del model
+    gc.collect()
+    assert last() is None
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning", "error::torch.jit.TracerWarning")
+def test_a_model_is_traced_as_it_is(attached) -> None:
+    """Many scripts end so: what is written to a file must be the model, not what was done to replay it."""
+    model = stepped(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    with torch.no_grad():
+        for _ in range(8):
+            model(torch.randn(3, 4))
+        traced, x = torch.jit.trace(model, (torch.randn(3, 4),)), torch.randn(3, 4)
+        assert Counted.recorded == 1, "nothing is recorded amid a trace"
+        expected = model(x)
+    assert torch.equal(traced(x), expected)
 
 
 def test_where_it_is_told_that_it_cannot_help() -> None:

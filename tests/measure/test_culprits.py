@@ -115,6 +115,27 @@ def test_what_only_differs_together_does_not_stay_together(check, monkeypatch: p
     assert names(found) == ["feeder", "drawing", "rounding"] and not found.cut_short
 
 
+class Whole(Layout):
+    traits = frozenset({"whole"})
+
+
+class Companion(Layout):
+    comes_with = frozenset({"whole"})
+
+
+@pytest.mark.parametrize(
+    ("culprits", "left"),
+    [({"whole"}, ["feeder"]), ({"companion"}, ["feeder", "whole"]), ({"feeder", "whole"}, [])],
+)
+def test_what_comes_with_a_culprit_goes_with_it(check, monkeypatch: pytest.MonkeyPatch, culprits, left) -> None:
+    monkeypatch.setitem(globals(), "MEMBERS", (Feeder(), Whole(), Companion()))
+    found, looks = check(culprits, 100.0)
+    assert names(found) == left and not found.cut_short
+    assert all("companion" not in look or "whole" in look for look in looks), "by itself it is not meant"
+    (companion,) = [one.reason for one in found.rejected if one.technique == "companion"]
+    assert ("not the same training" in companion) is ("companion" in culprits) or "nothing that it comes" in companion
+
+
 def test_the_budget_ends_the_looks_and_says_who_was_not_looked_at(check) -> None:
     """2 s a look and 6 s for pairs: room for the whole and two looks more."""
     found, looks = check({"layout"}, 12.0)

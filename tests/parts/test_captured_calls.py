@@ -570,6 +570,13 @@ def gives_a_number_that_changes(model, x):
     return model.layer(x), random.SystemRandom().random()
 
 
+def changes_what_it_keeps(model, x):
+    if not hasattr(model, "seen"):
+        model.seen = torch.zeros(4)
+    model.seen.mul_(0.9).add_(x.detach().mean(dim=0))
+    return model.layer(x + model.seen)
+
+
 FOREIGN, ANOTHER = torch.ones(2, requires_grad=True), torch.full((2,), 2.0)
 
 
@@ -589,6 +596,7 @@ ODD = [
     (collects, "change between calls"),
     (changes_its_input, "in place"),
     (changes_its_weights, "changes its parameters"),
+    (changes_what_it_keeps, "what else it keeps"),
     (gives_its_input, "shares memory"),
     (gives_one_thing_twice, "shares memory"),
     (gives_an_object, "plain values"),
@@ -610,6 +618,26 @@ def test_what_a_graph_cannot_repeat_is_not_recorded(monkeypatch, what, words) ->
         losses.append((trained(one, first), FOREIGN.grad))
     assert losses[0][0] == losses[1][0] and captured.replays == 0 and words in captured.refused
     assert what is not trains_a_foreign_tensor or torch.equal(losses[0][1], losses[1][1])
+
+
+class Filling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        batch["logits"] = self.layer(batch["x"])
+        return batch["logits"].square().mean()
+
+
+def test_a_dict_that_is_given_is_filled_in_each_call() -> None:
+    plain, model, captured, _ = twins(Filling)
+    for _ in range(12):
+        mine, theirs = {"x": (x := torch.randn(3, 4))}, {"x": x}
+        captured.call(model, (mine,), {}).backward()
+        plain(theirs).backward()
+        assert torch.equal(mine["logits"], theirs["logits"])
+    assert captured.replays == 0
 
 
 def makes_a_constant(model, x):

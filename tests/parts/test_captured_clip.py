@@ -147,6 +147,72 @@ def test_what_only_torch_itself_can_do() -> None:
         own([parameter])
 
 
+def test_gradients_are_clipped_once_where_memory_ends_amid_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apart(*args: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(captured_clip, "_apart", apart)
+    own, parameters, others = CapturedClip(recorder=TapedRecorder()), weights(), weights()
+    for number in range(STEPS):
+        fill(parameters, number, 10.0)
+        fill(others, number, 10.0)
+        assert torch.equal(own(parameters, 1.0), PLAIN(others, 1.0))
+        assert same([p.grad for p in parameters], [p.grad for p in others])
+    assert "no memory" in own.refused
+
+
+def test_complex_gradients_are_left_to_torch() -> None:
+    own, parameter = CapturedClip(recorder=TapedRecorder()), nn.Parameter(torch.ones(4, dtype=torch.complex64))
+    parameter.grad = torch.zeros_like(parameter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(8):
+            parameter.grad.fill_(10j)
+            own([parameter], 1.0)
+    assert own.replays == 0
+
+
+def test_autograd_sees_that_gradients_were_changed() -> None:
+    own, parameters = CapturedClip(recorder=TapedRecorder()), weights()
+    for number in range(STEPS):
+        fill(parameters, number)
+        before = [p.grad._version for p in parameters]
+        own(parameters, 1.0)
+        assert all(p.grad._version > version for p, version in zip(parameters, before, strict=True))
+    assert own.replays > 0
+
+
+def test_gradients_that_move_again_and_again_are_not_recorded_for_ever() -> None:
+    """Each place is good for one replay, and then gone."""
+    recorder = TapedRecorder()
+    own, kept, (parameter, *_) = CapturedClip(recorder=recorder), [], weights()
+    for number in range(200):
+        if number % (captured_clip._STEADY + 2) == 0:
+            kept.append(torch.zeros_like(parameter))
+            parameter.grad = kept[-1]
+        fill([parameter], number)
+        own([parameter], 1.0)
+    assert recorder.recorded == captured_clip._TRIED and "too many places" in own.refused
+
+
+def test_a_script_that_compiles_its_clipping_gets_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured_clip, "GraphRecorder", TapedRecorder)
+    patch = Patch(Joints(), "fused-optimizer")
+    find("fused-optimizer").apply(patch, {"kind": "captured"})
+    (parameter, *_) = weights()
+    fill([parameter], 0, 10.0)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def clip() -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+
+    try:
+        assert [clip().item() > 1 for _ in range(2)] == [True, False]
+    finally:
+        patch.undo()
+        torch._dynamo.reset()
+
+
 def test_it_comes_with_the_recorded_update_and_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured_clip, "GraphRecorder", TapedRecorder)
     patch = Patch(Joints(), "fused-optimizer")

@@ -398,3 +398,15 @@ def test_how_convolutions_choose_their_kernels_is_a_part_of_it(name: str) -> Non
     finally:
         setattr(torch.backends.cudnn, name, was)
     assert recorder.recorded == 2
+
+
+def test_a_weight_that_lies_otherwise_at_the_same_place_is_another() -> None:
+    layer = torch.nn.Linear(4, 4)
+
+    def one_pass(x):
+        return layer(x)
+
+    grounds = Grounds(one_pass)
+    assert grounds.hold(one_pass)
+    layer.weight.data = layer.weight.data.t()
+    assert not grounds.hold(one_pass)

@@ -48,6 +48,9 @@ CHANGES = {
         0, nn.Parameter(torch.ones(8, 4))
     ),
     "a weight elsewhere": lambda model, optimizer: setattr(model[0].weight, "data", model[0].weight.data.clone()),
+    "a weight that lies otherwise": lambda model, optimizer: setattr(
+        model[0].weight, "data", model[0].weight.data.as_strided((8, 4), (1, 8))
+    ),
     "a gradient elsewhere": lambda model, optimizer: setattr(model[0].weight, "grad", model[0].weight.grad.clone()),
     "a gradient that lies otherwise": lambda model, optimizer: model[0].weight.grad.as_strided_((8, 4), (1, 8)),
     "no gradient": lambda model, optimizer: setattr(model[0].weight, "grad", None),

@@ -57,22 +57,25 @@ class CapturedEvaluation(Technique):
         return CannotHelp(aside) if aside else [Try({}, 0.0)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
+        from hotlap.observe.slot import kept_with
         from hotlap.parts import captured_evaluation
         from hotlap.parts.replay_proof import LIMIT
 
-        captured = weakref.WeakKeyDictionary[Any, captured_evaluation.CapturedEvaluation]()
+        captured = weakref.WeakSet[captured_evaluation.CapturedEvaluation]()
         proof = patch.compare("what recorded evaluations give, relative to plain ones", LIMIT)
 
         def call(proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
             if root.training or patch.joints.roots.is_looking:
                 return proceed(root, args, kwargs)
-            own = captured.get(root)
-            if own is None:
-                own = captured[root] = captured_evaluation.CapturedEvaluation(proof=proof)
+            kept = kept_with(root)
+            if patch not in kept:
+                kept[patch] = captured_evaluation.CapturedEvaluation(proof=proof)
+                captured.add(kept[patch])
+            own: captured_evaluation.CapturedEvaluation = kept[patch]
             return own.call(root, args, kwargs, proceed)
 
         def close() -> None:
-            for own in captured.values():
+            for own in list(captured):
                 own.close()
 
         patch.at(patch.joints.root_called, call, depth=6)  # autocast and layouts go round it

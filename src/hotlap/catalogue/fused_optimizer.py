@@ -170,6 +170,8 @@ def _record_clipping(patch: Patch) -> None:
 
     @functools.wraps(plain)
     def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # the script compiles its update: nothing of ours is to be traced
+            return plain(*args, **kwargs)
         return own(*args, **kwargs)
 
     for owner in (torch.nn.utils, clip_grad):

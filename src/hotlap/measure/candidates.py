@@ -91,6 +91,15 @@ def clash(choice: Choice, plan: Sequence[Choice]) -> Choice | None:
     return None
 
 
+def accompanied(plan: Sequence[Choice]) -> list[Choice]:
+    """A plan without what comes with others, where none of those is in it."""
+    return [one for one in plan if not one.technique.comes_with or _has_company(one.technique, plan)]
+
+
+def _has_company(technique: Technique, plan: Sequence[Choice]) -> bool:
+    return any(technique.comes_with & choice.traits for choice in plan)
+
+
 def _missing(needs: Needs, run: Run) -> str | None:
     if needs.device and needs.device != run.device:
         return f"needs {needs.device}; this run was on {run.device}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotlap.measure.bench import Bench, Timed
+from hotlap.measure.candidates import accompanied
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.culprits import without_culprits
 from hotlap.measure.found import Found
@@ -67,10 +68,10 @@ class Proof:
         whole = list(self.found.plan)
 
         def look(plan: Sequence[Choice]) -> list[ParityCheck]:
-            return self._verdict(same, [one for one in whole if one in plan], "what is left of it")
+            return self._verdict(same, accompanied([one for one in whole if one in plan]), "what is left of it")
 
         def has_room(plan: Sequence[Choice]) -> bool:
-            return self._has_room_for_a_look(same) or self._is_judged(plan)
+            return self._has_room_for_a_look(same) or self._is_judged(accompanied(plan))
 
         outcome = without_culprits(sorted(whole, key=lambda one: self._innocence(one, checks)), checks, look, has_room)
         if not self.found.plan:  # the script itself gave nothing to compare with
@@ -81,6 +82,8 @@ class Proof:
             elif choice in outcome.unseen:
                 why = f"the whole was not the same training ({failure(checks)})"
                 self._drop(choice, f"{why}, and the budget ended before a look at this")
+        for choice in [one for one in self.found.plan if one not in accompanied(self.found.plan)]:
+            self._drop(choice, "nothing that it comes with is left in the plan")
         if outcome.unseen:
             self.found.cut_short = True
             budget = self._bench.spent + (1 + len(outcome.unseen)) * self._look_seconds(same) + self._for_pairs
@@ -88,13 +91,14 @@ class Proof:
             self.found.caveats.insert(0, Caveat.NOT_LOOKED_AT.text(**words))
         return outcome.checks
 
-    def _innocence(self, choice: Choice, checks: list[ParityCheck]) -> tuple[bool, bool, float]:
-        """Other batches come from what feeds; what promises the same bits keeps the rest, too, more often; and who
-        rounds most is farthest off."""
+    def _innocence(self, choice: Choice, checks: list[ParityCheck]) -> tuple[bool, bool, bool, float]:
+        """What comes with others goes first, or they would be blamed for it. Other batches come from what feeds; what
+        promises the same bits keeps the rest, too, more often; and who rounds most is farthest off."""
         feeds = choice.technique.family in (Family.WAIT, Family.COPY)
         batches_differ = not checks[0].passed
         is_identical = self.found.parities[choice.technique.id] is Parity.IDENTICAL
-        return feeds is not batches_differ, is_identical, -choice.technique.rounding
+        leads = not choice.technique.comes_with
+        return leads, feeds is not batches_differ, is_identical, -choice.technique.rounding
 
     def _has_room_for_a_look(self, same: Sameness) -> bool:
         """So that the first pairs still fit."""

@@ -18,15 +18,23 @@ def fill_slot(patch: Patch, module: Any, through: Callable[..., Any]) -> None:
     patch.on_undo(functools.partial(_empty_slot, weakref.ref(module), weakref.ref(slot)))  # both may be dropped
 
 
+def kept_with(module: Any) -> dict[Any, Any]:
+    """What belongs to the calls of a module, to be filled. Unlike a weak dictionary's, it may refer to the module: both
+    then go together."""
+    slot = vars(module).get("_compiled_call_impl")
+    return slot.kept if isinstance(slot, _Slot) else {}
+
+
 class _Slot:
     """It holds its module weakly, and its copies and pickles are empty:
     a class that copies its `__dict__` by hand must not get the calls of another module."""
 
-    __slots__ = ("__weakref__", "_original", "_root", "_through", "old")
+    __slots__ = ("__weakref__", "_original", "_root", "_through", "kept", "old")
 
     def __init__(self, root: Any, through: Callable[..., Any]) -> None:
         self.old = vars(root).get("_compiled_call_impl")
         self._root, self._through = weakref.ref(root), through
+        self.kept: dict[Any, Any] = {}
         self._original = _plain_call if self.old is None else _compiled_call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

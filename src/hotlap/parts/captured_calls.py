@@ -11,6 +11,7 @@ the call is made as it is. Several forwards before one backward get recordings o
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -108,7 +109,7 @@ class CapturedCalls:
         if kind and recorded is None and not kind.why:
             recorded = self._record(kind, root, given, proceed)
         out = None if recorded is None else self._replay(recorded, given.tensors)
-        return self._plainly(kind, given.tensors, lambda: proceed(root, args, kwargs)) if out is None else out
+        return self._plainly(kind, given, root, args, kwargs, proceed) if out is None else out
 
     def _is_time(self, root: nn.Module) -> bool:
         """Training, and nobody who wants to see each operation."""
@@ -202,14 +203,19 @@ class CapturedCalls:
         self.replays, self._misses = self.replays + 1, 0
         return call.packing.filled(outs)
 
-    def _plainly(self, kind: _Kind | None, tensors: Sequence[torch.Tensor], call: Callable[[], Any]) -> Any:
+    def _plainly(
+        self, kind: _Kind | None, given: Packed, root: nn.Module, args: Any, kwargs: Any, proceed: Proceed
+    ) -> Any:
         self._misses += 1
         if self._misses >= _PATIENCE and not self.refused:
             self._give_up((kind and kind.why) or self._why or "its calls are never alike for long")
         if self.refused or kind is None or kind.why or kind.calls:
-            return call()
+            return proceed(root, args, kwargs)
         assert self._steady is not None
-        out, sighting = watched(call, tensors, self._steady.own, self._device)
+        steady, call = self._steady, functools.partial(proceed, root, args, kwargs)
+        out, sighting = watched(call, given.tensors, steady.own, self._device, steady.buffers)
+        if not given.is_still(args, kwargs):
+            sighting.why = sighting.why or "it changes the lists or dicts that it is given"
         if self._steady.holds():
             kind.note(sighting)
         return out

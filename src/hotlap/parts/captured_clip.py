@@ -24,8 +24,10 @@ from hotlap.parts.graph_recorder import GraphRecorder, Recorder
 _STEADY = 3  # calls with everything in the same places before one is recorded
 _GRAPHS = 4  # places that gradients may take in turns
 _PATIENCE = 32  # calls in a row without a replay, after which no more is tried
+_TRIED = 16  # recordings after which each must have been worth four replays
 _LIMIT = 1e-3  # how far norm and gradients may be apart, in proportion
 _NUMBERS = bool | int | float | None
+_NO_MEMORY = "there is no memory to hold a recording against the original"
 
 
 @dataclass(eq=False)
@@ -43,7 +45,7 @@ class CapturedClip:
         self.replays, self.refused = 0, ""
         self._graphs: dict[Any, _Recording] = {}
         self._sightings: Counter[Any] = Counter()
-        self._misses = 0
+        self._misses = self._recordings = 0
 
     def __call__(
         self,
@@ -66,6 +68,7 @@ class CapturedClip:
         if recording is None:
             return self._slowly(lambda: self._plain(given, *how), grads, places)
         recording.replay()
+        torch.autograd.graph.increment_version(grads)  # autograd's guard against what is changed too early
         self.replays, self._misses = self.replays + 1, 0
         return recording.norm.clone()
 
@@ -78,7 +81,8 @@ class CapturedClip:
             return None
         found, device = list(how), grads[0].device
         for grad in grads:
-            if type(grad) is not torch.Tensor or grad.layout is not torch.strided or grad.device != device:
+            is_plain = type(grad) is torch.Tensor and grad.layout is torch.strided and not grad.is_complex()
+            if not is_plain or grad.device != device:
                 return None
             found += (grad.data_ptr(), grad.shape, grad.stride(), grad.dtype)
         return tuple(found) if device.type == self._recorder.device else None
@@ -95,32 +99,40 @@ class CapturedClip:
         self._sightings[places] += 1
         if self._sightings[places] <= _STEADY:
             return plain()
+        if self._recordings >= _TRIED and self.replays < 4 * self._recordings:
+            self._give_up("gradients take too many places in turns")
+            return plain()
         if len(self._graphs) >= _GRAPHS:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest], self._sightings[oldest]
-        try:
-            return self._record(plain, grads, places)
-        except torch.OutOfMemoryError:
-            self._give_up("there is no memory to hold a recording against the original")
-            return plain()
+        return self._record(plain, grads, places)
 
     def _record(self, plain: Callable[[], Any], grads: list[torch.Tensor], places: Any) -> Any:
-        """What the script gets is torch's own; nothing is changed before everything is copied that may be."""
+        """What the script gets is torch's own, and gradients are clipped once, whatever happens on the way."""
         norms: list[torch.Tensor] = []
-        before = [grad.clone() for grad in grads]
-        after = [torch.empty_like(grad) for grad in grads]
         try:
+            before = [grad.clone() for grad in grads]
+            after = [torch.empty_like(grad) for grad in grads]
             replay = self._recorder.record(lambda: norms.append(plain()), grads[0].device)
+        except torch.OutOfMemoryError:
+            self._give_up(_NO_MEMORY)
+            return plain()
         except Exception as error:  # whatever torch raises where nothing is carried out
             self._give_up(f"clipping cannot be recorded: {type(error).__name__}: {error}".splitlines()[0])
             return plain()
+        self._recordings += 1
         recording = _Recording(replay, norms[0])
         norm = plain()
         _copy(grads, after)
         _copy(before, grads)
         recording.replay()
-        apart = _apart([norm], [recording.norm]), _apart(after, grads)
-        _copy(after, grads)
+        try:
+            apart = _apart([norm], [recording.norm]), _apart(after, grads)
+        except torch.OutOfMemoryError:
+            self._give_up(_NO_MEMORY)
+            return norm
+        finally:
+            _copy(after, grads)
         if not all(map(math.isfinite, apart)):  # norms that overflow tell nothing
             del self._sightings[places]
         elif max(apart) > _LIMIT:

@@ -61,11 +61,11 @@ class CapturedEvaluation:
         kind = self._kind(root, given)
         if kind is None:
             return proceed(root, args, kwargs)
-        plain = _PlainCall(proceed, root, given.packing, self._device)
+        plain = _PlainCall(proceed, root, (args, kwargs), given, self._device)
         recording = self._recordings.get(kind)
         if recording is not None:
-            return self._replayed(recording, plain, given.tensors)
-        return self._slowly(kind, plain, given.tensors)
+            return self._replayed(recording, plain)
+        return self._slowly(kind, plain)
 
     def close(self) -> None:
         self._give_up("undone")
@@ -114,43 +114,43 @@ class CapturedEvaluation:
         if why or self._changes > _CHANGES:
             self._give_up(why or "its attributes, parts, hooks or what its code reads change between calls")
 
-    def _slowly(self, kind: Any, plain: _PlainCall, tensors: Sequence[torch.Tensor]) -> Any:
+    def _slowly(self, kind: Any, plain: _PlainCall) -> Any:
         """A call that no graph is there for; it may be the one to record."""
         if kind != self._last:
             self._last, self._row, self._forms = kind, 0, []
         self._row += 1
         if kind in self._left_alone or self._row <= _UNWATCHED or len(self._recordings) >= _RECORDINGS:
-            return plain(tensors)
+            return plain()
         if len(self._forms) < _WATCHED:
-            return self._watched(kind, plain, tensors)
+            return self._watched(kind, plain)
         try:
             if not has_room(self._device):
                 raise Unfit("memory is short")
-            recording = _Recording(self._new_recorder(), plain, tensors)
+            recording = _Recording(self._new_recorder(), plain)
         except Exception as error:  # whatever the module raises where nothing is carried out
             self._leave_alone(kind, str(error))
-            return plain(tensors)
+            return plain()
         self._recordings[kind] = recording
-        return self._replayed(recording, plain, tensors)
+        return self._replayed(recording, plain)
 
-    def _watched(self, kind: Any, plain: _PlainCall, tensors: Sequence[torch.Tensor]) -> Any:
+    def _watched(self, kind: Any, plain: _PlainCall) -> Any:
         assert self._steady is not None
-        versions = [one._version for one in self._steady.buffers]
-        out, sighting = watched(lambda: plain(tensors), tensors, self._steady.own, self._device, trains=False)
+        out, sighting = watched(plain, plain.given.tensors, self._steady.own, self._device, trains=False)
         is_other = self._forms and self._forms[0] != sighting.form
-        if sighting.why or is_other or versions != [one._version for one in self._steady.buffers]:
+        if sighting.why or is_other or not plain.given.is_still(*plain.arguments):
             self._leave_alone(kind, sighting.why)
         self._forms.append(sighting.form)
         return out
 
-    def _replayed(self, recording: _Recording, plain: _PlainCall, tensors: Sequence[torch.Tensor]) -> Any:
+    def _replayed(self, recording: _Recording, plain: _PlainCall) -> Any:
         self.replays += 1
+        tensors = plain.given.tensors
         if recording.proven >= _PROVEN:
             return recording.packing.filled(recording(tensors))
         recording.proven += 1
         generator = generator_of(self._device)
         before = generator.get_state()
-        out = plain(tensors)
+        out = plain()
         after = generator.get_state()
         generator.set_state(before)
         apart = distance(recording(tensors), Packed(out).tensors)
@@ -171,27 +171,31 @@ class CapturedEvaluation:
 
 
 class _PlainCall:
-    """The call as it was asked for, with tensors of the same kind."""
+    """The call as it was asked for, and with tensors of the same kind in place of the script's."""
 
-    def __init__(self, proceed: Proceed, root: nn.Module, packing: Any, device: torch.device) -> None:
-        self._proceed, self._root, self._packing, self.device = proceed, weakref.ref(root), packing, device
+    def __init__(self, proceed: Proceed, root: nn.Module, arguments: Any, given: Packed, device: torch.device) -> None:
+        self._proceed, self._root, self.device = proceed, weakref.ref(root), device
+        self.arguments, self.given = arguments, given
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return self._proceed(self._root(), *self._packing.filled(tensors))
+    def __call__(self) -> Any:
+        return self._proceed(self._root(), *self.arguments)
+
+    def upon(self, tensors: Sequence[torch.Tensor]) -> Any:
+        return self._proceed(self._root(), *self.given.packing.filled(tensors))
 
 
 class _Recording:
     """Made without carrying anything out. Autocast must not hand over weights that it has cast before."""
 
-    def __init__(self, recorder: Recorder, plain: _PlainCall, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, recorder: Recorder, plain: _PlainCall) -> None:
         self.proven = 0
-        self._places = [one.clone(memory_format=torch.contiguous_format) for one in tensors]
+        self._places = [one.clone() for one in plain.given.tensors]
         kind = plain.device.type
         is_cast, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
         def forward() -> list[torch.Tensor]:
             with torch.autocast(kind, dtype=dtype, enabled=is_cast, cache_enabled=False):
-                made = Packed(plain(self._places))
+                made = Packed(plain.upon(self._places))
             self.packing = made.packing
             return made.tensors
 

@@ -169,7 +169,7 @@ class CapturedUpdate:
                     self._why = "gradients are sparse or complex"
                     return None
                 devices.add(p.device)
-                found += (p.data_ptr(), grad.data_ptr(), grad.stride())
+                found += (p.data_ptr(), p.stride(), grad.data_ptr(), grad.stride())
         if len(devices) != 1 or next(iter(devices)).type != self._recorder.device:
             self._why = f"the parameters are not all on one {self._recorder.device} device"
             return None

@@ -11,7 +11,10 @@ from itertools import chain
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 _HOOKS = [
     getattr(torch_module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")
@@ -49,10 +52,21 @@ def watched_by() -> str:
         return "anomalies are looked for"
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.maybe_current_level() is not None:
         return "each operation is looked at"
+    if torch._C._get_tracing_state() is not None:
+        return "it is traced"
+    if forward_ad._current_level >= 0:
+        return "derivatives are carried forward"
+    if torch._C._len_torch_function_stack() and not all(map(_is_device, _get_current_function_mode_stack())):
+        return "each function is looked at"
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "what backward needs is kept in a way of the script's"
     is_scripts = any(_HOOKS) and not all(map(_is_own, chain.from_iterable(hooks.values() for hooks in _HOOKS)))
     return "all modules have hooks of the script's" if is_scripts else ""
+
+
+def _is_device(mode: Any) -> bool:
+    """What `torch.set_default_device` is made of."""
+    return isinstance(mode, DeviceContext)
 
 
 def _is_own(hook: Any) -> bool:

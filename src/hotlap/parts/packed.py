@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,12 @@ class Packed:
         packed: Packed = object.__new__(cls)
         packed.tensors, packed.packing = list(args), _positions(len(args))
         return packed
+
+    def is_still(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether arguments are what they were: a module may put what it finds into a dict that it is given."""
+        again = Packed.arguments(args, kwargs)
+        is_alike = again.packing.is_plain and again.packing.key == self.packing.key
+        return is_alike and all(map(operator.is_, again.tensors, self.tensors))
 
 
 class _Tensor(int):

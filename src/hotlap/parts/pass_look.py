@@ -75,13 +75,17 @@ def _masks(name: str, args: Any) -> bool:
 
 
 def written(function: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """What an operation writes to; no version tells of it where that was reached by `data`."""
+    """What an operation writes to; no version tells of it where that was reached by `data`, nor of the statistics of a
+    batch norm, which its schema does not name either."""
     schema = getattr(function, "_schema", None)  # of operations that are made of others there is none
-    if schema is None or not schema.is_mutable:
+    is_norm = schema is not None and "batch_norm" in schema.name
+    if schema is None or not (schema.is_mutable or is_norm):
         return []
     by_position = {one.name: value for one, value in zip(schema.arguments, args, strict=False)}
-    given, changed = {**by_position, **(kwargs or {})}, (one for one in schema.arguments if one.is_write)
-    return tensors([given[one.name] for one in changed if one.name in given])
+    given = {**by_position, **(kwargs or {})}
+    changed = {one.name for one in schema.arguments if one.is_write}
+    changed |= {"running_mean", "running_var"} if is_norm and given.get("training") else set()
+    return tensors([value for name, value in given.items() if name in changed])
 
 
 def tensors(values: Any) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
@@ -127,6 +128,8 @@ class Reach:
                 self._found.contents.add(value)
         elif isinstance(value, set | deque):
             self._found.contents.add(value)
+        elif isinstance(value, ContextVar):
+            raise Unfit("it reads what each context has of its own")
         elif isinstance(value, Iterator):
             raise Unfit("it may draw from an iterator, which a replay would not")
         elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):

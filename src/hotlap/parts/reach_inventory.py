@@ -47,6 +47,7 @@ class Inventory:
         self._objects[2][:] = map(id, self._objects[2])
         self._types = list(map(type, self._values[2]))
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self._strides = [tensor.stride() for tensor in self.tensors]  # `data` may be set to a transpose
         self._trains = [tensor.requires_grad for tensor in self.tensors]
         return self._gone
 
@@ -61,6 +62,7 @@ class Inventory:
                 and values == self._values[2]
                 and not any(map(operator.contains, *self._absent))
                 and list(map(torch.Tensor.data_ptr, self.tensors)) == self._addresses
+                and list(map(torch.Tensor.stride, self.tensors)) == self._strides
                 and [tensor.requires_grad for tensor in self.tensors] == self._trains
                 and list(map(len, self._lengths[0])) == self._lengths[1]
                 and self.contents.are_as_they_were()

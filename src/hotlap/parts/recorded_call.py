@@ -235,7 +235,8 @@ def generator_of(device: torch.device) -> torch.Generator:
 def recorded_work(
     recorder: Recorder, work: Callable[[], Any], device: torch.device
 ) -> tuple[Callable[[], object], Any]:
-    """What repeats the work, and the results it writes each time."""
+    """What repeats the work, and the results it writes each time. A forward that enters autocast by itself may keep the
+    casts of weights: earlier ones must not be recorded, and those made now are not there before a replay."""
     results: list[Any] = []
 
     def update() -> Any:
@@ -244,7 +245,11 @@ def recorded_work(
             results.append(made)
         return made
 
-    return recorder.record(update, device), results[0]
+    torch.clear_autocast_cache()
+    try:
+        return recorder.record(update, device), results[0]
+    finally:
+        torch.clear_autocast_cache()
 
 
 @contextmanager

@@ -85,12 +85,16 @@ def _overflow(grads: Found) -> bool:
     return not all(bool(grad.isfinite().all()) for grad in grads if grad is not None)
 
 
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 @torch.no_grad()
 def distance(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
     """The largest difference of two tensors, relative to the second's size. What is not finite must be so in both."""
     rows = []
     for mine, other in zip(ours, theirs, strict=True):
-        one, two = mine.detach().double(), other.detach().double()
+        one, two = _real(mine.detach()).double(), _real(other.detach()).double()
         is_finite = one.isfinite()
         if not torch.equal(is_finite, two.isfinite()):
             return math.inf

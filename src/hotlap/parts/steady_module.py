@@ -18,6 +18,7 @@ from hotlap.parts.reach import TORCHS, Reach
 _CONTENT = ("_parameters", "_buffers", "_modules")
 _TORCHS = frozenset(vars(nn.Module())) - {*HOOKS, *_CONTENT}
 _PLAIN = (int, float, bool, str, type(None))
+_ASKED = (torch.Tensor.data_ptr, torch.Tensor.stride, operator.attrgetter("nbytes"))
 _SPREAD = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
@@ -36,7 +37,7 @@ class SteadyModule:
         self._held = list(chain.from_iterable(self._views))
         self.parameters, self.buffers = list(root.parameters()), list(root.buffers())
         self._tensors = [*self.parameters, *self.buffers]
-        self._places = list(map(torch.Tensor.data_ptr, self._tensors))
+        self._places = _places(self._tensors)
         self.device = self._tensors[0].device
         self._elsewhere = _Elsewhere(root)
 
@@ -57,7 +58,7 @@ class SteadyModule:
             return False
         if not self._holds(operator.is_) and not self._holds(_is_same):
             return False
-        return list(map(torch.Tensor.data_ptr, self._tensors)) == self._places and self._elsewhere.is_as_it_was()
+        return _places(self._tensors) == self._places and self._elsewhere.is_as_it_was()
 
     def _holds(self, is_same: Callable[[Any, Any], bool]) -> bool:
         return all(map(is_same, chain.from_iterable(self._views), self._held))
@@ -82,6 +83,11 @@ class _Elsewhere(Reach):
     def _visit(self, where: Any, key: Any, names: frozenset[str], depth: int) -> None:
         if id(where[key]) not in self._parts:
             super()._visit(where, key, names, depth)
+
+
+def _places(tensors: list[torch.Tensor]) -> list[Any]:
+    """Where they lie and how: `data` may be set to a part or a transpose of what was there."""
+    return [list(map(ask, tensors)) for ask in _ASKED]
 
 
 def _is_same(one: Any, other: Any) -> bool:

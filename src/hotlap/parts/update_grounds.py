@@ -26,7 +26,7 @@ class UpdateGrounds:
         self._idle = [p for p in self._parameters if p.grad is None]
         grads = [p.grad for p in self._trained]
         self._addresses = list(map(_address, (*self._trained, *grads)))
-        self._strides = list(map(_stride, grads))
+        self._strides = list(map(_stride, (*self._trained, *grads)))
         self._state, self._kept = optimizer.state, list(optimizer.state.values())
         self._is_usual = all(type(one) is dict for one in self._kept)  # else it is looked at the long way
         self._held = list(chain.from_iterable(map(dict.values, self._kept))) if self._is_usual else []
@@ -56,9 +56,8 @@ class UpdateGrounds:
     def _is_in_place(self, grads: list[Any]) -> bool:
         if not all(type(grad) is torch.Tensor for grad in grads):
             return False
-        return list(map(_address, (*self._trained, *grads))) == self._addresses and (
-            list(map(_stride, grads)) == self._strides
-        )
+        both = (*self._trained, *grads)
+        return list(map(_address, both)) == self._addresses and list(map(_stride, both)) == self._strides
 
     def _has_its_state(self, optimizer: Any) -> bool:
         state = optimizer.state

@@ -56,11 +56,13 @@ def watched(
     given: Sequence[torch.Tensor],
     own: Sequence[torch.Tensor],
     device: torch.device,
+    buffers: Sequence[torch.Tensor] = (),
     trains: bool = True,
 ) -> tuple[Any, Sighting]:
-    tracked = [t for t in given if not t.is_inference()]  # the others have no version: writing to them is watched
+    """`own` is what the module keeps; of that, only `buffers` may be written to."""
+    tracked = [t for t in given if not t.is_inference()]  # the others have no version
     versions, generators = [t._version for t in tracked], host_generators(device.type)
-    reads = _reading(given, own, device)
+    reads = _reading(given, own, device, buffers)
     is_cast, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
     uncached = torch.autocast(device.type, dtype=dtype, enabled=is_cast, cache_enabled=False)
     with listening(device) as heard, uncached, interpreted(), reads:  # earlier casts would pass for somebody else's
@@ -70,7 +72,7 @@ def watched(
     if reads.has_hidden:
         heard.append("it calls what cannot be looked into")
     if reads.has_changed:
-        heard.append("it changes its parameters")
+        heard.append("it changes its parameters or what else it keeps")
     outputs = Packed(out)
     if [t._version for t in tracked] != versions or reads.has_written:
         heard.append("it changes its inputs in place")
@@ -80,13 +82,17 @@ def watched(
         heard.append("it gives more than tensors and plain values")
     if trains and not any(t.requires_grad for t in outputs.tensors):
         heard.append("nothing that it gives carries gradients")
+    if not trains and any(t.requires_grad for t in outputs.tensors):
+        heard.append("what it gives carries gradients")
     if _share_memory(outputs.tensors, [*given, *own]):
         heard.append("what it gives shares memory with its inputs, its parameters or itself")
     sighting = Sighting(outputs, heard[0] if heard else "")
     return out if heard else outputs.packing.filled(sighting.listen(outputs)), sighting
 
 
-def _reading(given: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device) -> Any:
+def _reading(
+    given: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device, buffers: Sequence[torch.Tensor]
+) -> Any:
     """Notes whether an operation reads what was there before and is not known: a graph would read on at that place,
     whatever the script does with it. A number in main memory would even be read only once."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -102,15 +108,15 @@ def _reading(given: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device:
             self.has_foreign = self.has_foreign or not (is_constant or taken <= known)
             self.has_hidden = self.has_hidden or not hasattr(function, "overloadpacket")
             places = {_storage(t) for t in written(function, args, kwargs)}
-            self.has_changed = self.has_changed or bool(places & weights)
+            self.has_changed = self.has_changed or bool(places & kept)
             self.has_written = self.has_written or bool(places & inputs)
             out = function(*args, **(kwargs or {}))
             known.update(_storage(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor))
             return out
 
     known = {_storage(t) for t in (*given, *own) if t.device == device}
-    weights = {_storage(t) for t in own if isinstance(t, torch.nn.Parameter)} - {0}
-    inputs = {_storage(t) for t in given if t.is_inference()} - {0}
+    kept = {_storage(t) for t in own} - {_storage(t) for t in buffers} - {0}
+    inputs = {_storage(t) for t in given} - {0}
     mode: Any = Reading
     return mode()
 
