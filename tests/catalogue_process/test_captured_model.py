@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -158,3 +160,35 @@ def test_where_it_cannot_help(facts, words) -> None:
     assert one.most == pytest.approx(0.8)
     verdict = find("captured-model").settings(Run(**{**usual, **facts}))
     assert isinstance(verdict, CannotHelp) and words in verdict.reason
+
+
+class Bound(nn.Module):
+    """One of its attributes leads back to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.act = self.rectified
+
+    def rectified(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.layer(x))
+
+
+def test_a_model_that_the_script_drops_is_gone(graphs, apply) -> None:
+    patch = apply("captured-model")
+    patch.at(patch.joints.root_found, lambda root: None)
+    model = Bound()
+    graphs.roots = (model,)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    assert graphs.played > 2 and captured_calls.replayed(model)
+    last, graphs.roots = weakref.ref(model), ()
+    del model, optimizer
+    gc.collect()
+    assert last() is None

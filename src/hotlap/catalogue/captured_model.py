@@ -80,21 +80,24 @@ class CapturedModel(Technique):
         return [Try({}, run.share("forward", "backward"))]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
+        from hotlap.observe.slot import kept_with
         from hotlap.parts.captured_calls import CapturedCalls
         from hotlap.parts.replay_proof import LIMIT
 
-        roots, captured = patch.joints.roots, weakref.WeakKeyDictionary[Any, CapturedCalls]()
+        roots, captured = patch.joints.roots, weakref.WeakSet[CapturedCalls]()
         roots.quiet_updates = 1  # nothing is recorded while hooks look for roots
         proof = patch.compare("what recorded calls give, relative to plain ones", LIMIT)
 
         def call(proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
             if roots.is_looking or isinstance(proceed, functools.partial):  # somebody nearer, who compiles the call
                 return proceed(root, args, kwargs)
-            own = captured.get(root)
-            if own is None:
-                own = captured[root] = CapturedCalls(proof=proof)
+            kept = kept_with(root)
+            if patch not in kept:
+                kept[patch] = CapturedCalls(proof=proof)
+                captured.add(kept[patch])
+            own: CapturedCalls = kept[patch]
             out = own.call(root, args, kwargs, proceed)
-            if own.refused and not proof.failed and all(one.refused for one in captured.values()):
+            if own.refused and not proof.failed and all(one.refused for one in captured):
                 patch.withdraw(own.refused)
             return out
 

@@ -41,7 +41,8 @@ _WORTH = 64  # unless so many replays came in between
 _PATIENCE = 128  # calls in a row without a replay, after which no more is tried
 _ROOM = 2.0  # free memory that a recording needs, in peaks of what the process used so far
 
-_serving: weakref.WeakKeyDictionary[nn.Module, CapturedCalls] = weakref.WeakKeyDictionary()
+# Weakly both ways: what is known of a module may refer to it, and both must be free to go.
+_serving: weakref.WeakKeyDictionary[nn.Module, weakref.ref[CapturedCalls]] = weakref.WeakKeyDictionary()
 _at_work = threading.Lock()  # a module called inside another one's call is part of that one
 
 
@@ -99,7 +100,7 @@ class CapturedCalls:
             out = self._call(root, args, kwargs, proceed)
         finally:
             _at_work.release()
-        _serving[root] = self
+        _serving[root] = weakref.ref(self)
         return out
 
     def _call(self, root: nn.Module, args: Any, kwargs: Any, proceed: Proceed) -> Any:
@@ -236,7 +237,8 @@ class Alone:
 
 def replayed(root: Any) -> bool:
     """Whether calls of this module are replayed."""
-    own = _serving.get(root)
+    serving = _serving.get(root)
+    own = serving() if serving is not None else None
     return own is not None and own.replays > 0
 
 
