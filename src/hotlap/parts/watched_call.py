@@ -69,6 +69,8 @@ def watched(
         out = call()
     if reads.has_foreign:
         heard.append("it reads tensors that are neither given to it nor its own")
+    if reads.has_brought:
+        heard.append("it brings tensors from main memory")
     if reads.has_hidden:
         heard.append("it calls what cannot be looked into")
     if reads.has_changed:
@@ -94,16 +96,18 @@ def _reading(
     given: Sequence[torch.Tensor], own: Sequence[torch.Tensor], device: torch.device, buffers: Sequence[torch.Tensor]
 ) -> Any:
     """Notes whether an operation reads what was there before and is not known: a graph would read on at that place,
-    whatever the script does with it. A number in main memory would even be read only once."""
+    whatever the script does with it. A number in main memory would even be read only once, and what is made there and
+    copied without waiting is gone by the next replay."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
     class Reading(TorchDispatchMode):
-        has_foreign = has_changed = has_hidden = has_written = False
+        has_foreign = has_changed = has_hidden = has_written = has_brought = False
         supports_higher_order_operators = True  # or torch would refuse to run them under it
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            taken = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            taken = set(map(_storage, tensors))
             is_constant = function is torch.ops.aten.lift_fresh.default  # made of numbers in the code
             self.has_foreign = self.has_foreign or not (is_constant or taken <= known)
             self.has_hidden = self.has_hidden or not hasattr(function, "overloadpacket")
@@ -111,7 +115,10 @@ def _reading(
             self.has_changed = self.has_changed or bool(places & kept)
             self.has_written = self.has_written or bool(places & inputs)
             out = function(*args, **(kwargs or {}))
-            known.update(_storage(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor))
+            made = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            is_mixed = device.type != "cpu" and any(t.device == device for t in made)
+            self.has_brought = self.has_brought or (is_mixed and any(t.is_cpu and t.dim() > 0 for t in tensors))
+            known.update(map(_storage, made))
             return out
 
     known = {_storage(t) for t in (*given, *own) if t.device == device}
