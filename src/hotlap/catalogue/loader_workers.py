@@ -55,11 +55,11 @@ class LoaderWorkers(Technique):
     hotlap workers that are given live on between epochs, also in place of fewer, unless the script prepares each by a
     `worker_init_fn`; in the order the script would have, and started anew when the data set has changed (`set_epoch`).
     A plan that was measured so is written with `persistent_workers=True`, where no such change is seen: torch then
-    shuffles later epochs otherwise for the same seed. Any other written fix leaves them to
-    torch's default, a new start each epoch. A data set that changes while it is being read is left alone, and so is one
-    that holds an open file, whose place forked workers would share, and a loader whose sampler can be saved: workers
-    are ahead of the loop. The number of workers of an iterable data set is never touched: one that does not split
-    itself by `get_worker_info` would deliver every sample once per worker.
+    shuffles later epochs otherwise for the same seed. Any other written fix leaves them to torch's default, a new start
+    each epoch. A data set that changes while it is being read is left alone, and so is one that holds an open file,
+    whose place forked workers would share, and a loader whose sampler can be saved: workers are ahead of the loop. The
+    number of workers of an iterable data set is never touched: one that does not split itself by `get_worker_info`
+    would deliver every sample once per worker.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the

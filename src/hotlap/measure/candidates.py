@@ -93,10 +93,10 @@ def clash(choice: Choice, plan: Sequence[Choice]) -> Choice | None:
 
 def accompanied(plan: Sequence[Choice]) -> list[Choice]:
     """A plan without what comes with others, where none of those is in it."""
-    return [one for one in plan if not one.technique.comes_with or _has_company(one.technique, plan)]
+    return [one for one in plan if not one.technique.comes_with or has_company(one.technique, plan)]
 
 
-def _has_company(technique: Technique, plan: Sequence[Choice]) -> bool:
+def has_company(technique: Technique, plan: Sequence[Choice]) -> bool:
     return any(technique.comes_with & choice.traits for choice in plan)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hotlap.errors import HotlapError
 from hotlap.measure.bench import Bench, Listener, Timed
-from hotlap.measure.candidates import Candidate, Skipped, able, clash, consider
+from hotlap.measure.candidates import Candidate, Skipped, able, clash, consider, has_company
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.proof import Proof
@@ -99,8 +99,8 @@ class Search:
         assert run is not None
         for technique in (one for one in self._techniques if one.comes_with):
             verdict = able(technique, run, self._allow_different)
-            company = any(technique.comes_with & choice.traits for choice in found.plan)
-            if isinstance(verdict, Candidate) and company and clash(verdict.choice(), found.plan) is None:
+            is_wanted = has_company(technique, found.plan)
+            if isinstance(verdict, Candidate) and is_wanted and clash(verdict.choice(), found.plan) is None:
                 found.parities[technique.id], found.gains[technique.id] = verdict.parity, None
                 found.plan.append(verdict.choice())
             else:
