@@ -123,13 +123,13 @@ def test_source_and_process_agree(technique: Technique, run_script, run_before) 
 def test_says_what_it_could_gain(technique: Technique, run_before) -> None:
     needs(technique, "settings")
     runnable(technique)
-    run = run_before(technique).run
-    tries = technique.settings(run)
+    before = run_before(technique)
+    run, tries = before.run, technique.settings(before.run)
     reason = folder(technique) / "cannot_help.txt"  # of advice that only gives figures
     if reason.exists():
         assert re.search(reason.read_text().strip(), getattr(tries, "reason", "")), tries
     elif technique.needs.device in (None, run.device):
-        assert not hasattr(tries, "reason"), tries
+        assert not hasattr(tries, "reason"), f"{tries}; its trial ended by {before.ending}: {before.log[-2000:]}"
         assert all(0 <= attempt.most <= 1 for attempt in tries)
         assert technique.parity(run) in Parity
 
