@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from hotlap.catalogue import find
 from hotlap.observe.joints import Joints
@@ -21,3 +23,24 @@ def apply():
 
     yield applied
     patch.undo()
+
+
+class _BoundToItself(nn.Module):
+    """Refers to itself, as a method does that is kept under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.act = self.bent
+
+    def bent(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.layer(x))
+
+
+@pytest.fixture
+def bound_to_itself() -> type[nn.Module]:
+    """The class, not a model: a fixture would keep that alive."""
+    return _BoundToItself

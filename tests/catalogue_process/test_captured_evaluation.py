@@ -6,6 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,23 +112,8 @@ def stepped(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-class Bound(nn.Module):
-    """Refers to itself, as a method does that is kept under another name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.act = self.bent
-
-    def bent(self, x: torch.Tensor) -> torch.Tensor:
-        return x.relu()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.act(self.layer(x))
-
-
-def test_a_model_that_the_script_drops_is_gone(attached) -> None:
-    model = stepped(Bound())
+def test_a_model_that_the_script_drops_is_gone(attached, bound_to_itself) -> None:
+    model = stepped(bound_to_itself())
     with torch.no_grad():
         for _ in range(8):
             model(torch.randn(3, 4))
@@ -151,8 +137,9 @@ def test_a_model_is_traced_as_it_is(attached) -> None:
     assert torch.equal(traced(x), expected)
 
 
-def test_where_it_is_told_that_it_cannot_help() -> None:
-    technique, root = find("captured-evaluation"), RootFacts("Net", 9, {}, False, False, (2,), (), None, False, None)
-    assert isinstance(technique.settings(Run(torch="2.13", device="cpu", roots=[root])), CannotHelp)
-    assert isinstance(technique.settings(Run(torch="2.13", device="cuda")), CannotHelp)
+def test_a_model_that_is_left_alone_is_not_recorded_either() -> None:
+    root = RootFacts("Net", 9, {}, False, False, (2,), (), None, False, None)
+    technique, aside = find("captured-evaluation"), replace(root, stands_aside="it is spread over processes")
     assert technique.settings(Run(torch="2.13", device="cuda", roots=[root]))[0].setting == {}
+    refused = technique.settings(Run(torch="2.13", device="cuda", roots=[root, aside]))
+    assert isinstance(refused, CannotHelp) and refused.reason == "it is spread over processes"

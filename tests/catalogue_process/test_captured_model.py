@@ -162,25 +162,10 @@ def test_where_it_cannot_help(facts, words) -> None:
     assert isinstance(verdict, CannotHelp) and words in verdict.reason
 
 
-class Bound(nn.Module):
-    """One of its attributes leads back to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.act = self.rectified
-
-    def rectified(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.act(self.layer(x))
-
-
-def test_a_model_that_the_script_drops_is_gone(graphs, apply) -> None:
+def test_a_model_that_the_script_drops_is_gone(graphs, apply, bound_to_itself) -> None:
     patch = apply("captured-model")
     patch.at(patch.joints.root_found, lambda root: None)
-    model = Bound()
+    model = bound_to_itself()
     graphs.roots = (model,)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(12):
