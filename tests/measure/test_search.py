@@ -588,6 +588,35 @@ def test_what_starts_slowly_is_first_tried_in_a_way_that_the_plan_can_keep(alone
     assert bench.asked[4] == (("slower",) if alone == 1.0 else ("slower", "whole"))
 
 
+class Part(Fast):
+    traits, excludes = frozenset({"part"}), frozenset({"compiled"})
+
+
+class Entire(Whole):
+    excludes = frozenset({"own graphs", "part"})
+
+
+class Compiled(Slower):
+    def brings(self, setting: Any) -> frozenset[str]:
+        return super().brings(setting) | {"compiled"}
+
+
+def test_whom_one_pushed_out_comes_back_when_that_one_goes() -> None:
+    bench = Made({(): 1.0, ("entire",): 0.8, ("part",): 0.6, ("compiled",): 0.5, ("compiled", "entire"): 0.2})
+    made = search(bench, Compiled(), budget=300.0)
+    for choice in (Choice(Entire(), {}), Choice(Part(), {})):
+        timing = made.screening._attempts.trial([choice])
+        assert timing is not None
+        made.screening._attempts.keep([choice], timing)
+    assert [str(one) for one in made.found.plan] == ["part"]
+    made.screening.run()
+    assert [str(one) for one in made.found.plan] == ["compiled (mode b)", "entire"]
+    assert bench.asked[5:] == [("compiled", "entire")], "the setting where both can live comes first, and is enough"
+    assert [(one.technique, one.reason) for one in made.found.rejected] == [
+        ("part", "cannot live with compiled (mode b), which is faster")
+    ]
+
+
 class Companion(Fast):
     comes_with = frozenset({"layout"})
 

@@ -17,23 +17,32 @@ class Attempts:
         self._bench, self._purse, self.found = bench, purse, found
         self.unfit: list[str] = []  # what the budget had no room for
         self.passed_over: list[Choice] = []  # timed, and not taken in
+        self._pushed_out: list[tuple[Choice, Choice]] = []  # a member of the plan, and who came in its place
 
     def trial(self, choices: list[Choice]) -> Timed | None:
-        """Time the plan so far plus these, in place of what cannot live with them. None when that was not possible; the
-        reason is on record."""
-        plan = [*self.friends(choices), *choices]
+        """Time the plan that these would make. None when that was not possible; the reason is on record."""
+        plan = self.plan_with(choices)
         start_up_seconds = sum(choice.start_up_seconds for choice in plan)  # each plan is compiled anew
         if not self._purse.has_room_for(plan, start_up_seconds=start_up_seconds):
             self.had_no_room(choices)
             return None
-        timing = self._bench.time(plan, " + ".join(map(str, choices)), "screen")
+        new = [one for one in plan if one not in self.found.plan]
+        timing = self._bench.time(plan, " + ".join(map(str, new)), "screen")
         if not isinstance(timing, Timed):
             self.found.reject(choices, timing.ending)
             return None
         return timing
 
-    def friends(self, choices: list[Choice]) -> list[Choice]:
-        return [kept for kept in self.found.plan if clash(kept, choices) is None]
+    def plan_with(self, choices: list[Choice]) -> list[Choice]:
+        """The plan so far plus these, in place of what cannot live with them. Whom those that go had pushed out comes
+        back where it can: a recording of the whole pass, say, when one of the model alone makes room for compiling."""
+        plan = [*(kept for kept in self.found.plan if clash(kept, choices) is None), *choices]
+        gone = {kept.technique.id for kept in self.found.plan if kept not in plan}
+        for member, successor in self._pushed_out:
+            is_in = any(one.technique is member.technique for one in plan)
+            if successor.technique.id in gone and not is_in and clash(member, plan) is None:
+                plan.append(member)
+        return plan
 
     def had_no_room(self, choices: list[Choice]) -> None:
         self.unfit.append(" + ".join(map(str, choices)))
@@ -42,13 +51,16 @@ class Attempts:
             self.found.not_tried.append(NotTried(choice.technique.id, words))
 
     def keep(self, choices: list[Choice], timing: Timed) -> None:
-        for choice in choices:
-            self.found.gains[choice.technique.id] = self.found.level / timing.level if len(choices) == 1 else None
+        plan = self.plan_with(choices)
+        new = [one for one in plan if one not in self.found.plan]
+        for choice in new:
+            self.found.gains[choice.technique.id] = self.found.level / timing.level if len(new) == 1 else None
             self.found.accept(choice)
-        for enemy in [kept for kept in self.found.plan if clash(kept, choices) is not None]:
+        for enemy in [kept for kept in self.found.plan if kept not in plan]:
             self.found.reject([enemy], f"cannot live with {' + '.join(map(str, choices))}, which is faster")
             self.passed_over.append(enemy)
-        self.found.plan[:] = [*self.friends(choices), *choices]
+            self._pushed_out += [(enemy, choice) for choice in choices if clash(enemy, [choice])]
+        self.found.plan[:] = plan
         self.found.level, self.found.after = timing.level, timing.run
         if not any(choice.technique.start_up_seconds for choice in self.found.plan):  # what it made is there by now
             self._purse.plan_seconds = timing.seconds

@@ -74,11 +74,11 @@ class Screening:
                 self._refine(best)
                 others = [candidate for _, _, candidate in better if candidate is not best]
                 waiting = [*self._renewed([*rest, *others]), *self._try_together(self._grown(slow))]
-        for candidate in self._unrefined:
-            if candidate not in self._not_kept([candidate]):
-                self._refine(candidate)
+        feeding = [candidate for candidate in self._unrefined if candidate.technique.family in _FEEDING]
+        self._refine_kept(feeding)  # compiling shows little while batches are waited for
         self._purse.reserved = 0.0
         self._try_slow_starters(slow, idle)
+        self._refine_kept([candidate for candidate in self._unrefined if candidate not in feeding])
         self._try_partners(idle)
         self._try_small_gains(idle)
         self._say_what_did_not_fit()
@@ -209,12 +209,18 @@ class Screening:
                 (slow if technique.start_up_seconds else grown).append(verdict)
         return grown
 
+    def _refine_kept(self, candidates: list[Candidate]) -> None:
+        for candidate in candidates:
+            if not self._not_kept([candidate]):
+                self._refine(candidate)
+
     def _refine(self, candidate: Candidate) -> None:
         """Other settings of a winner, while there is room for them."""
         for number in range(1, len(candidate.tries)):
             choice = candidate.choice(number)
             rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
-            if not self._purse.has_room_for([*rest, choice], trials=2):
+            starting = sum(kept.start_up_seconds for kept in rest)
+            if not self._purse.has_room_for([*rest, choice], trials=2, start_up_seconds=starting):
                 self._attempts.had_no_room([choice])
                 continue
             self._attempts.replace(choice, rest)
@@ -237,7 +243,7 @@ class Screening:
         for candidate in self._not_kept(idle):
             is_small = self._alone[candidate.technique.id] > 1 and clash(candidate.choice(), choices) is None
             choices += [candidate.choice()] if is_small else []
-        if len(choices) < 2 or not self._purse.has_room_for([*self._attempts.friends(choices), *choices]):
+        if len(choices) < 2 or not self._purse.has_room_for(self._attempts.plan_with(choices)):
             return
         timing = self._attempts.trial(choices)
         if timing is not None and self.found.level / timing.level >= self.found.worth_keeping:
@@ -253,7 +259,7 @@ class Screening:
         able = self._renewed(slow) if self.found.after is not None else slow
         for candidate in sorted(able, key=lambda one: (-one.most, -one.technique.start_up_seconds)):
             choices = [candidate.choice(number) for number in range(len(candidate.tries))]
-            choices.sort(key=lambda choice: clash(choice, self.found.plan) is not None)  # what the plan can keep first
+            choices.sort(key=lambda choice: -len(self._attempts.plan_with([choice])))  # where most of the plan stays
             slowest = [one for one in choices if one.start_up_seconds > candidate.technique.start_up_seconds]
             for choice in choices:
                 timing = self._attempts.trial([choice]) if choice not in slowest else None
