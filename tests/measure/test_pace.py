@@ -7,6 +7,7 @@ import pytest
 from hotlap.measure.child import Recorder
 from hotlap.measure.order import Order
 from hotlap.measure.pace import pace
+from hotlap.measure.trained import Trained
 from hotlap.observe.run import Run
 
 
@@ -59,14 +60,20 @@ def test_one_disturbed_epoch_of_three_does_not_count() -> None:
 
 
 def test_what_is_paid_once_does_not_end_a_trial() -> None:
-    """A slow first step, and half a minute of compiling in the fourth: neither counts as training."""
-    recorder = Recorder(Order(name="train.py", seconds=1.0, steps_at_least=24, seconds_at_most=8.0))
-    now, ended = 100.0, 0
-    for count, seconds in enumerate([0.0, 3.0, 0.02, 0.02, 30.0, 8.0, *[0.02] * 200], 1):
-        now += seconds
-        recorder._count_in(now)
-        if recorder._is_enough(count, recorder._trained):
+    """Kernels are chosen in the second step, half a minute of compiling comes in the fifth: neither counts for more
+    than five usual steps."""
+    recorder = Recorder(Order(name="train.py", seconds=1.01, steps_at_least=24, seconds_at_most=8.0))
+    ended = 0
+    for count, seconds in enumerate([3.0, 0.02, 0.02, 30.0, 8.0, *[0.02] * 200], 2):
+        recorder._trained.add(seconds)
+        if recorder._is_enough(count, recorder._trained.seconds):
             ended = count
             break
-    assert ended == 24, "enough steps, and more than a second by the first"
-    assert recorder._trained == pytest.approx(3.0 + 0.02 * 2 + 0.1 * 2 + 18 * 0.02)
+    assert ended == 1 + 3 + 36, "after three times 0.1 s, 36 steps of 0.02 s make it more than 1.01"
+
+
+def test_a_step_that_becomes_slower_for_good_counts_in_full() -> None:
+    trained = Trained()
+    for seconds in [*[0.01] * 40, *[1.0] * 100]:
+        trained.add(seconds)
+    assert trained.seconds > 80.0

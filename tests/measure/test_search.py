@@ -617,6 +617,32 @@ def test_whom_one_pushed_out_comes_back_when_that_one_goes() -> None:
     ]
 
 
+class Kinds(Fast):
+    def settings(self, run: Run) -> Sequence[Try]:
+        return [Try({"kind": "a"}, 0.9), Try({"kind": "b"}, 0.9)]
+
+
+class Aside(Made):
+    """The first kind withdraws itself."""
+
+    def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+        timing = super()._measured(plan, label, role)
+        if not any(choice.setting == {"kind": "a"} for choice in plan):
+            return timing
+        run = Run(torch="2.13.0", device="cpu", withdrawn=["kinds (kind a): not here"])
+        return Untimed(f"could not be applied: {run.withdrawn[0]}", run, "", 0.8)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_what_stands_aside_in_one_setting_is_tried_in_another(together: bool) -> None:
+    bench = Aside({(): 1.0, ("fast",): 0.8, ("kinds",): 0.5, ("fast", "kinds"): 0.4})
+    made = search(bench, Kinds(), Fast(), together=together)
+    made.screening.run()
+    assert sorted(map(str, made.found.plan)) == ["fast", "kinds (kind b)"]
+    assert [(one.technique, one.setting) for one in made.found.rejected] == [("kinds", {"kind": "a"})]
+    assert bench.asked[3:].count(("fast", "kinds")) <= 2 and not made.found.cut_short
+
+
 class Companion(Fast):
     comes_with = frozenset({"layout"})
 

@@ -103,7 +103,7 @@ class FusedOptimizer(Technique):
         return all(one.fused or one.captured for one in able) if able else bool(replayed) or None
 
     def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
-        ways = {"fused": _fused(run), "captured": _captured(run)}
+        ways = {"captured": _captured(run), "fused": _fused(run)}  # a recorded update is fused as well
         kinds = [kind for kind, reason in ways.items() if not reason]
         kinds += ["foreach"] if any(_runs_tensor_by_tensor(run, one) for one in run.optimizers) else []
         return [Try({"kind": kind}, run.share("update")) for kind in kinds] or CannotHelp("; ".join(ways.values()))

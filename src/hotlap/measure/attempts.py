@@ -17,6 +17,7 @@ class Attempts:
         self._bench, self._purse, self.found = bench, purse, found
         self.unfit: list[str] = []  # what the budget had no room for
         self.passed_over: list[Choice] = []  # timed, and not taken in
+        self.stood_aside: list[Choice] = []  # another setting of the same technique may not
         self._pushed_out: list[tuple[Choice, Choice]] = []  # a member of the plan, and who came in its place
 
     def trial(self, choices: list[Choice]) -> Timed | None:
@@ -30,6 +31,7 @@ class Attempts:
         timing = self._bench.time(plan, " + ".join(map(str, new)), "screen")
         if not isinstance(timing, Timed):
             self.found.reject(choices, timing.ending)
+            self.stood_aside += choices if timing.run is not None and timing.run.withdrawn else []
             return None
         return timing
 

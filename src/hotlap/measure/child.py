@@ -8,16 +8,15 @@ import functools
 import json
 import os
 import signal
-import statistics
 import sys
 import time
-from collections import deque
 from typing import Any, NoReturn
 
 from hotlap.measure import network
 from hotlap.measure.draws import DRAWS
 from hotlap.measure.order import Order
 from hotlap.measure.refusal import refused
+from hotlap.measure.trained import Trained
 from hotlap.measure.witness import Witness
 from hotlap.observe.attach import Attached
 from hotlap.observe.compiling import Compiling
@@ -38,7 +37,6 @@ _KEPT = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 _PROGRESS_SECONDS = 0.2
 _NOTED_AT, _NOTED_SECONDS = (1, 2, 4, 8, 16, 32, 64, 128), 10.0
 _TOO_FEW = 12  # steps: what starts late, like compiling, has not begun to pay
-_ONE_OFF = 5.0  # times the usual step: compiling, a cache being filled
 _LOOK_AFTER = 100  # steps, where the script runs to its end
 
 
@@ -53,8 +51,8 @@ class Recorder:
         self.witness: Witness | None = None
         self.scrutiny: Scrutiny | None = None
         self.memory: InMemory | None = None
-        self._last_step = self._told = self._noted = self._trained = 0.0
-        self._recent: deque[float] = deque(maxlen=32)
+        self._last_step = self._told = self._noted = 0.0
+        self._trained = Trained()
         self._look_is_over = False
         self._compiling = Compiling()
         self.enough = False
@@ -74,7 +72,9 @@ class Recorder:
             raise Stopped  # swallowed once: say it again
         self._compiling.step(count)
         now = time.perf_counter()
-        self._count_in(now)
+        if self._last_step:
+            self._trained.add(now - self._last_step)
+        self._last_step = now
         if now - self._told > _PROGRESS_SECONDS:
             self._told = now
             self._put("progress", str(count))
@@ -83,7 +83,7 @@ class Recorder:
             self._note()
         if self.scrutiny is not None:
             self.scrutiny.step(count)
-        if self._is_enough(count, self._trained) and not self._is_looking():
+        if self._is_enough(count, self._trained.seconds) and not self._is_looking():
             self.write("enough")
             if not self.order.real:
                 os._exit(0)
@@ -92,15 +92,6 @@ class Recorder:
                 sys.stdout.flush()
                 os._exit(0)  # nothing raised there would end the script, only leave it half-trained
             raise Stopped
-
-    def _count_in(self, now: float) -> None:
-        """How long it has trained, by which a trial is cut off; what is paid once, like compiling, does not count."""
-        if self._last_step:
-            seconds = now - self._last_step
-            usual = statistics.median_low(self._recent) if self._recent else seconds
-            self._trained += min(seconds, _ONE_OFF * usual)
-            self._recent.append(seconds)
-        self._last_step = now
 
     def _trains_in_main_thread(self) -> bool:
         return self.attached is None or self.attached.watch is None or self.attached.watch.trains_in_main_thread

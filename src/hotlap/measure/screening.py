@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -58,6 +59,7 @@ class Screening:
             for candidate in group:
                 timing = self._attempts.trial([candidate.choice()])
                 if timing is None:
+                    rest += self._with_other_settings(candidate)
                     continue
                 ratio = self.found.level / timing.level
                 if ratio >= self.found.worth_keeping:
@@ -105,7 +107,8 @@ class Screening:
             if taken is None:  # something in it broke: the halves may not
                 continue
             candidates = [one for one in candidates if one not in taken]
-            self._unrefined += taken
+            candidates += [other for one in taken for other in self._with_other_settings(one)]
+            self._unrefined += [one for one in taken if one.choice() not in self._attempts.stood_aside]
             if group is together:
                 break
         return candidates if self.found.after is None else self._renewed(candidates)
@@ -136,8 +139,18 @@ class Screening:
                 line = standing_aside.get(one.technique.id)
                 reason = f"could not be applied: {line}" if line else "found nothing to do in a trial"
                 self.found.reject([one.choice()], reason)
+                self._attempts.stood_aside += [one.choice()] if line else []
         self._attempts.keep([one.choice() for one in rest], timing)
         return group
+
+    def _with_other_settings(self, candidate: Candidate) -> list[Candidate]:
+        """What stood aside as it was first tried, with what is left to try."""
+        return self._untried(candidate) if candidate.choice() in self._attempts.stood_aside else []
+
+    def _untried(self, candidate: Candidate) -> list[Candidate]:
+        aside = [choice.setting for choice in self._attempts.stood_aside if choice.technique is candidate.technique]
+        tries = tuple(one for one in candidate.tries if one.setting not in aside)
+        return [dataclasses.replace(candidate, tries=tries)] if tries else []
 
     def _kept_for(self, slow: list[Candidate]) -> float:
         """Time for the first start of each slow starter, where that leaves enough for the others."""
@@ -185,11 +198,11 @@ class Screening:
     def _renewed(self, waiting: list[Candidate]) -> list[Candidate]:
         """Bounds from where the steps go with the plan so far."""
         assert self.found.after is not None
-        renewed = []
+        renewed: list[Candidate] = []
         for candidate in waiting:
             verdict = consider(candidate.technique, self.found.after, self._allow_different)
             if isinstance(verdict, Candidate):
-                renewed.append(verdict)
+                renewed += self._untried(verdict)
             else:
                 self.found.not_tried.append(NotTried(candidate.technique.id, f"with the plan so far: {verdict.reason}"))
         return renewed
