@@ -47,8 +47,8 @@ class CapturedPass(Technique):
     step, update included, took 0.36 ms on pytorch/examples' MNIST on one H200. There `hotlap run`, with the data set
     resident and the update recorded, came from 2.7 to 1.4 ms a step on average over three epochs, start-up and
     evaluations included, unedited; later epochs took 0.83 ms. Plans with it in them were proven by `hotlap tune`:
-    9.8 -> 0.96 ms on MNIST, 23.4 -> 4.4 ms on pytorch-cifar's ResNet18, 12.2 ms without it and the fused update. Of
-    compiled models that are recorded there is no figure yet.
+    9.8 -> 0.96 ms on MNIST, 23.4 -> 4.4 ms on pytorch-cifar's ResNet18, 12.2 ms without it and the fused update, and
+    on minGPT's chargpt 20.3 -> 4.0 ms, where the model is compiled and then recorded: 8.6 ms recorded as it is.
     """
 
     family = Family.COMPUTE
