@@ -46,6 +46,7 @@ OTHERS = (
     "fixed-",
     "feed-",
     "faults-",
+    "handing-over-",
 )  # records of other benches, which are no tunings
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from hotlap.catalogue import find
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
+from hotlap.parts import recycled_batches
 from hotlap.parts.purity import same
 from hotlap.technique import Choice
 
@@ -119,6 +120,15 @@ def test_every_sample_where_the_script_has_workers(photos, names) -> None:
     options = {"shuffle": True, "drop_last": False, "num_workers": 1}
     _plain(photos, tuple(options.items()))
     with applied(names):
+        account(photos, **options)
+
+
+@pytest.mark.parametrize("names", [(), ("persistent-workers",), TECHNIQUES], ids="+".join)
+def test_every_sample_in_used_memory(photos, names, monkeypatch) -> None:
+    monkeypatch.setattr(recycled_batches, "INLINE", 0)  # so that batches as small as these go through blocks
+    options = {"shuffle": True, "drop_last": False, "num_workers": 2}
+    _plain(photos, tuple(options.items()))
+    with applied((*names, "recycled-batches")):
         account(photos, **options)
 
 

@@ -11,10 +11,10 @@ def snapshot() -> dict[str, int]:
     from torch.nn.modules import module
     from torch.optim import optimizer
     from torch.utils.data import dataloader
-    from torch.utils.data._utils import fetch
+    from torch.utils.data._utils import fetch, worker
 
     owners: list[Any] = [torch, torch.autograd, torch.Tensor, torch.nn.Module, torch.nn.DataParallel]
-    owners += [dataloader, fetch, module, optimizer]
+    owners += [dataloader, fetch, worker, module, optimizer]
     owners += [value for value in vars(torch.optim).values() if isinstance(value, type)]
     owners += [value for value in (*vars(dataloader).values(), *vars(fetch).values()) if isinstance(value, type)]
     owners += [sys.modules[name] for name in ("PIL.Image", "cv2") if name in sys.modules]

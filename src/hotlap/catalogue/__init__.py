@@ -36,6 +36,7 @@ from hotlap.catalogue.no_bias_before_norm import NoBiasBeforeNorm
 from hotlap.catalogue.no_data_parallel import NoDataParallel
 from hotlap.catalogue.persistent_workers import PersistentWorkers
 from hotlap.catalogue.pinned_batches import PinnedBatches
+from hotlap.catalogue.recycled_batches import RecycledBatches
 from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.catalogue.sample_cache import SampleCache
 from hotlap.catalogue.single_precision import SinglePrecision
@@ -51,6 +52,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     LoaderWorkers(),
     PersistentWorkers(),
     PinnedBatches(),
+    RecycledBatches(),
     SampleCache(),
     FastJpeg(),
     ResidentDataset(),
