@@ -115,10 +115,10 @@ class Screening:
 
     def _take_in_together(self, group: list[Candidate]) -> list[Candidate] | None:
         """Those of a group that are settled by one trial of all; None where it gave no figure."""
-        choices = [candidate.choice() for candidate in group]
-        if len(group) < 2 or not self._purse.has_room_for([*self.found.plan, *choices]):
+        plan = self._attempts.plan_with([candidate.choice() for candidate in group])
+        if len(group) < 2 or not self._purse.has_room_for(plan):
             return []
-        timing = self._bench.time([*self.found.plan, *choices], f"{len(group)} techniques together", "screen")
+        timing = self._bench.time(plan, f"{len(group)} techniques together", "screen")
         run = timing.run
         if run is None:
             return None
