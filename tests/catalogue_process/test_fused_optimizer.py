@@ -329,10 +329,10 @@ RMSPROP = replace(FACTS, kind="torch.optim.rmsprop.RMSprop")
 @pytest.mark.parametrize(
     ("device", "facts", "expected"),
     [
-        ("cuda", FACTS, ["fused", "captured"]),
+        ("cuda", FACTS, ["captured", "fused"]),
         ("cpu", FACTS, ["fused"]),
         ("cuda", replace(FACTS, fused=True), ["captured"]),
-        ("cuda", replace(FACTS, foreach=False), ["fused", "captured", "foreach"]),
+        ("cuda", replace(FACTS, foreach=False), ["captured", "fused", "foreach"]),
         ("cuda", RMSPROP, ["captured"]),
         ("cpu", RMSPROP, ["foreach"]),
         ("cuda", replace(FACTS, kind="torch.optim.adagrad.Adagrad"), ["fused"]),

@@ -95,6 +95,21 @@ def test_watchers_do_not_see_what_is_only_recorded(patch: Patch) -> None:
     assert own.replays > 0 and len(seen) == STEPS and len(set(seen)) > STEPS / 2
 
 
+def test_nobody_is_told_where_nobody_watches(patch: Patch) -> None:
+    """What is told of a replay is a copy of its loss, which a run without a watch need not make."""
+    Replays(patch)
+    own = recorded_pass.listeners
+    assert not own.are_there
+    patch.at(patch.joints.root_called, lambda proceed, *given: proceed(*given))
+    assert not own.are_there, "one that takes part does so in the recording"
+    for joint in (patch.joints.root_called, patch.joints.loss_known):
+        watching = Patch(patch.joints)
+        watching.at(joint, lambda proceed, *given: proceed(*given), depth=-1)
+        assert own.are_there
+        watching.undo()
+        assert not own.are_there
+
+
 def test_a_technique_that_joins_later_ends_recordings(patch: Patch) -> None:
     Replays(patch)
     before = recorded_pass.listeners.changes

@@ -147,6 +147,29 @@ def test_what_only_torch_itself_can_do() -> None:
         own([parameter])
 
 
+def test_a_bound_that_becomes_a_tensor_is_left_to_torch() -> None:
+    own, parameters, others = CapturedClip(recorder=TapedRecorder()), weights(), weights()
+    for number in range(STEPS):
+        bound = 1.0 if number < 8 else torch.tensor(1.0)
+        for mine, clip in ((parameters, own), (others, PLAIN)):
+            fill(mine, number, 10.0)
+            clip(mine, bound)
+        assert same([p.grad for p in parameters], [p.grad for p in others])
+    assert own.replays == 8 - captured_clip._STEADY - 1
+
+
+def test_a_gradient_of_which_a_part_is_left_is_another() -> None:
+    own, parameters, others = CapturedClip(recorder=TapedRecorder()), weights()[:1], weights()[:1]
+    for number in range(STEPS):
+        for mine, clip in ((parameters, own), (others, PLAIN)):
+            fill(mine, number, 10.0)
+            if number == 8:
+                mine[0].data, mine[0].grad.data = mine[0].data[:4], mine[0].grad.data[:4]
+            clip(mine, 1.0)
+        assert same([p.grad for p in parameters], [p.grad for p in others])
+    assert own.replays > 0
+
+
 def test_gradients_are_clipped_once_where_memory_ends_amid_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     def apart(*args: object) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")

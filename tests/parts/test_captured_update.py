@@ -12,6 +12,7 @@ import pytest
 import torch
 from played_recorder import Elsewhere, PlayedRecorder
 from torch import nn
+from torch.optim.sgd import sgd
 
 from hotlap.catalogue import find, fused_optimizer
 from hotlap.observe.facts import optimizer_facts
@@ -391,6 +392,36 @@ def trained(kind, steps=12, **options):
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
     train(model, optimizer, steps, scheduler=scheduler)
     return model, optimizer
+
+
+class _ByItself(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        (weight,) = group["params"]
+        chosen = {name: group[name] for name in ("fused", "momentum", "lr", "dampening", "nesterov", "maximize")}
+        sgd([weight], [weight.grad], [None], weight_decay=0.0, **chosen)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, _ByItself])
+def test_a_gradient_set_by_hand_amid_replays_is_paired_with_the_right_weights(request, kind) -> None:
+    """The kernel walks over memory and does not look at strides; a replay looks at them itself."""
+
+    def trained():
+        weight = nn.Parameter(torch.zeros(3, 5))
+        optimizer = kind([weight], lr=0.1, momentum=0.9)
+        kept = torch.zeros(3, 5)
+        for number in range(24):
+            values = torch.randn(3, 5, generator=torch.Generator().manual_seed(number))
+            weight.grad = values.t().contiguous().t() if number % 8 == 7 else kept.copy_(values)
+            optimizer.step()
+        return weight.detach(), optimizer
+
+    expected, _ = trained()
+    request.getfixturevalue("patch")
+    weight, optimizer = trained()
+    assert captured_update.replayed(optimizer) == (kind is torch.optim.SGD), "a step of its own is not for us"
+    assert optimizer.param_groups[0]["fused"] and torch.allclose(weight, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from hotlap.parts.graph_recorder import settings
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import Look
 from hotlap.parts.recorded_pass import RecordedPass
@@ -410,3 +411,40 @@ def test_a_weight_that_lies_otherwise_at_the_same_place_is_another() -> None:
     assert grounds.hold(one_pass)
     layer.weight.data = layer.weight.data.t()
     assert not grounds.hold(one_pass)
+
+
+def test_a_weight_of_which_a_part_is_left_is_another() -> None:
+    layer = torch.nn.Linear(4, 4, bias=False)
+
+    def one_pass(x):
+        return layer(x)
+
+    grounds = Grounds(one_pass)
+    layer.weight.data = layer.weight.data[:2]
+    assert not grounds.hold(one_pass)
+
+
+def test_tied_weights_and_whoever_asks_are_no_change() -> None:
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    second.weight = first.weight
+
+    def one_pass(x):
+        return second(first(x))
+
+    grounds = Grounds(one_pass)
+    for around in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu")):
+        with around:
+            assert grounds.hold(one_pass)
+    second.weight.requires_grad_(False)
+    assert not grounds.hold(one_pass)
+
+
+@pytest.mark.parametrize("backend", [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn])
+def test_another_precision_is_another_setting(backend) -> None:
+    before, was = settings(), backend.fp32_precision
+    try:
+        backend.fp32_precision = "ieee" if was == "tf32" else "tf32"
+        assert settings() != before
+    finally:
+        backend.fp32_precision = was
+    assert settings() == before

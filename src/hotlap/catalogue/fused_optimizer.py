@@ -130,16 +130,21 @@ class FusedOptimizer(Technique):
                 captured[optimizer] = CapturedUpdate(optimizer)
                 patch.on_undo(captured[optimizer].undo)
 
-        def updating(optimizer: Any) -> None:
+        def align(optimizer: Any) -> None:
             if optimizer in chosen:
                 chosen[optimizer].align()
+
+        def updating(optimizer: Any) -> None:
+            if optimizer not in captured or not _is_torchs_own(optimizer):
+                align(optimizer)
 
         def update(proceed: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             own = captured.get(optimizer)
             if own is None:
                 return proceed(optimizer, *args, **kwargs)
             has_closure = any(one is not None for one in (*args, *kwargs.values()))
-            out = own.step(lambda: proceed(optimizer, *args, **kwargs), has_closure)
+            plain = functools.partial(proceed, optimizer, *args, **kwargs)
+            out = own.step(plain, has_closure, functools.partial(align, optimizer))
             if own.refused and all(one.refused for one in captured.values()):
                 patch.withdraw(own.refused)
             return out
@@ -156,6 +161,14 @@ class FusedOptimizer(Technique):
             assert once is not None, "only what can be written otherwise is marked with a fix"
             return [*replace_node(site.source, site.node, once), *add_import(site.source, "import torch")]
         return insert_argument(_call_at(site), "foreach=True" if setting.get("kind") == "foreach" else "fused=True")
+
+
+def _is_torchs_own(optimizer: Any) -> bool:
+    """Whether its update goes through what stands at torch's own `step`: not where its class has one of its own, nor
+    where the script compiles it."""
+    import torch
+
+    return getattr(type(optimizer).step, "__hotlap__", False) and not torch.compiler.is_compiling()
 
 
 def _record_clipping(patch: Patch) -> None:

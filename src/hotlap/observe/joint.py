@@ -60,6 +60,7 @@ class Around(_Joint):
         techniques = [pair for pair in self._subscribers if pair[0] >= 0]
         self.changes += techniques != list(self._techniques)
         self._techniques = techniques
+        self.is_watched = len(techniques) < len(self._subscribers)
 
     @property
     def has_techniques(self) -> bool:

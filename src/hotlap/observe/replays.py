@@ -34,6 +34,10 @@ class Replays:
         return self._joints.root_called.changes + self._joints.loss_known.changes
 
     @property
+    def are_there(self) -> bool:
+        return self._joints.root_called.is_watched or self._joints.loss_known.is_watched
+
+    @property
     def why_not(self) -> str:
         return "another technique takes part in backward" if self._joints.loss_known.has_techniques else ""
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder
+from hotlap.parts.tensor_places import Places
 
 _STEADY = 3  # calls with everything in the same places before one is recorded
 _GRAPHS = 4  # places that gradients may take in turns
@@ -34,6 +35,13 @@ _NO_MEMORY = "there is no memory to hold a recording against the original"
 class _Recording:
     replay: Callable[[], object]
     norm: torch.Tensor  # where the graph puts it
+    how: tuple[Any, ...]
+    places: Places
+
+    def fits(self, grads: list[torch.Tensor], how: tuple[Any, ...]) -> bool:
+        """Asked first, since it is quick. Types before values: a bound in a tensor is not to be compared."""
+        is_same = list(map(type, how)) == list(map(type, self.how)) and how == self.how
+        return is_same and self.places.hold(grads)
 
 
 class CapturedClip:
@@ -44,6 +52,7 @@ class CapturedClip:
         self._recorder = recorder or GraphRecorder()
         self.replays, self.refused = 0, ""
         self._graphs: dict[Any, _Recording] = {}
+        self._latest: _Recording | None = None  # the one that was replayed last, which mostly fits again
         self._sightings: Counter[Any] = Counter()
         self._misses = self._recordings = 0
 
@@ -63,10 +72,12 @@ class CapturedClip:
         if not given:
             return self._plain(parameters, *how)  # it warns of generators that are used up
         grads = [grad for one in given if (grad := one.grad) is not None]
-        places = self._places(grads, how)
-        recording = self._graphs.get(places)
-        if recording is None:
-            return self._slowly(lambda: self._plain(given, *how), grads, places)
+        recording = self._latest
+        if recording is None or self._recorder.is_busy or not recording.fits(grads, how):
+            places = self._places(grads, how)
+            recording = self._latest = self._graphs.get(places)
+            if recording is None:
+                return self._slowly(lambda: self._plain(given, *how), grads, how, places)
         recording.replay()
         torch.autograd.graph.increment_version(grads)  # autograd's guard against what is changed too early
         self.replays, self._misses = self.replays + 1, 0
@@ -87,7 +98,7 @@ class CapturedClip:
             found += (grad.data_ptr(), grad.shape, grad.stride(), grad.dtype)
         return tuple(found) if device.type == self._recorder.device else None
 
-    def _slowly(self, plain: Callable[[], Any], grads: list[torch.Tensor], places: Any) -> Any:
+    def _slowly(self, plain: Callable[[], Any], grads: list[torch.Tensor], how: tuple[Any, ...], places: Any) -> Any:
         """A call that no graph is there for; it may be the one to record."""
         self._misses += 1
         if self._misses >= _PATIENCE:
@@ -105,9 +116,9 @@ class CapturedClip:
         if len(self._graphs) >= _GRAPHS:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest], self._sightings[oldest]
-        return self._record(plain, grads, places)
+        return self._record(plain, grads, how, places)
 
-    def _record(self, plain: Callable[[], Any], grads: list[torch.Tensor], places: Any) -> Any:
+    def _record(self, plain: Callable[[], Any], grads: list[torch.Tensor], how: tuple[Any, ...], places: Any) -> Any:
         """What the script gets is torch's own, and gradients are clipped once, whatever happens on the way."""
         norms: list[torch.Tensor] = []
         try:
@@ -121,7 +132,7 @@ class CapturedClip:
             self._give_up(f"clipping cannot be recorded: {type(error).__name__}: {error}".splitlines()[0])
             return plain()
         self._recordings += 1
-        recording = _Recording(replay, norms[0])
+        recording = _Recording(replay, norms[0], how, Places(grads))
         norm = plain()
         _copy(grads, after)
         _copy(before, grads)
@@ -143,6 +154,7 @@ class CapturedClip:
 
     def _give_up(self, reason: str) -> None:
         self._graphs.clear()
+        self._latest = None
         self.refused = self.refused or reason
 
 

@@ -75,13 +75,17 @@ class CapturedUpdate:
         ]
         _serving[optimizer] = self
 
-    def step(self, plain: Callable[[], Any], has_closure: bool = False) -> Any:
+    def step(
+        self, plain: Callable[[], Any], has_closure: bool = False, prepare: Callable[[], object] = lambda: None
+    ) -> Any:
+        """`prepare` is called first, unless everything is as it was in the update before."""
         optimizer = self._optimizer()
+        latest = None if has_closure or self._recorder.is_busy else self._latest
+        if optimizer is not None and latest is not None and latest.grounds.hold(optimizer):
+            return self._replay(optimizer, latest)
+        prepare()
         if optimizer is None or self.refused:
             return plain()
-        latest = self._latest
-        if latest is not None and not has_closure and not self._recorder.is_busy and latest.grounds.hold(optimizer):
-            return self._replay(optimizer, latest)
         if has_closure:
             self._why = "each update calls the model itself (a closure)"
         places = None if has_closure else self._places(optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import sysconfig
@@ -62,8 +61,10 @@ class Closure:
         by_position = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
         found = dict(zip(by_position, given, strict=True)) | (function.__kwdefaults__ or {})
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # not set yet, or not any more
+            try:
                 found[name] = cell.cell_contents
+            except ValueError:  # not set yet, or not any more
+                continue
         return found
 
 

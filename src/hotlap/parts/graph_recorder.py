@@ -19,7 +19,10 @@ from torch.utils._device import DeviceContext
 _HOOKS = [
     getattr(torch_module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")
 ]
+_precision = torch._C._get_fp32_precision_getter  # the old way to ask fails where the script has said it in the new
 _CHOICES = [  # asked in every step, and by their public names each would take a microsecond
+    torch.get_default_dtype,
+    torch._C._get_deterministic_algorithms,
     torch._C._get_cudnn_enabled,
     torch._C._get_cudnn_benchmark,
     torch._C._get_cudnn_deterministic,
@@ -34,15 +37,8 @@ _CHOICES = [  # asked in every step, and by their public names each would take a
 
 def settings() -> tuple[Any, ...]:
     """Of the process, as far as they choose what is recorded."""
-    cudnn: Any = torch.backends.cudnn
-    return (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cuda.matmul.fp32_precision,  # the old way to ask fails where the script has said it in the new
-        cudnn.conv.fp32_precision,
-        cudnn.rnn.fp32_precision,
-        *(choice() for choice in _CHOICES),
-    )
+    precisions = (_precision("cuda", "matmul"), _precision("cuda", "conv"), _precision("cuda", "rnn"))
+    return (*precisions, *[choice() for choice in _CHOICES])
 
 
 def watched_by() -> str:

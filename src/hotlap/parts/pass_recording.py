@@ -39,6 +39,7 @@ class Recording:
     def __post_init__(self) -> None:
         self._alone: dict[bool, list[int]] = {}  # who has each gradient while the script keeps none; weights do as well
         self._storages = [grad.untyped_storage() for grad in self.grads]
+        self._stored_at = [storage._cdata for storage in self._storages]
 
     @property
     def adds(self) -> bool:
@@ -51,7 +52,9 @@ class Recording:
         """Whether the script has kept a gradient that a replay, also of another recording, would overwrite."""
         holders = self._holders()
         alone = self._alone.setdefault(False, holders)  # the first time is before the script has met them
-        attached = map(operator.is_, (weight.grad for weight in self.weights), self.grads)
+        attached = list(map(operator.is_, map(_grad, self.weights), self.grads))
+        if all(attached):
+            return any(map(operator.gt, holders, self._alone.get(True, alone)))
         rows = zip(attached, alone, self._alone.get(True, alone), strict=True)
         return any(map(operator.gt, holders, [row[1 + row[0]] for row in rows]))
 
@@ -97,11 +100,11 @@ class Recording:
 
     def _holders(self) -> list[int]:
         """References to each gradient, and tensors that share its memory, such as `grad.detach()`."""
-        shared = map(torch._C._storage_Use_Count, map(_place, self._storages))
+        shared = map(torch._C._storage_Use_Count, self._stored_at)
         return list(map(operator.add, map(sys.getrefcount, self.grads), shared))
 
 
-_place = operator.attrgetter("_cdata")
+_grad = operator.attrgetter("grad")
 
 
 def recording_of(

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 
 from hotlap.parts.held import PLAIN, Contents, Gone
+from hotlap.parts.tensor_places import Places
 
 _Columns = tuple[list[Any], ...]
 
-hooks_on = operator.attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+hooks_on = operator.attrgetter(*_HOOKS)
+_backward_hooks, _late_hooks = map(operator.attrgetter, _HOOKS)
 
 
 class Inventory:
@@ -46,9 +50,8 @@ class Inventory:
         self._kept = [self._gone.held(one) for one in self._objects[2]]
         self._objects[2][:] = map(id, self._objects[2])
         self._types = list(map(type, self._values[2]))
-        self._addresses = [tensor.data_ptr() for tensor in self.tensors]
-        self._strides = [tensor.stride() for tensor in self.tensors]  # `data` may be set to a transpose
-        self._trains = [tensor.requires_grad for tensor in self.tensors]
+        self._distinct = list(dict.fromkeys(self.tensors))
+        self._places, self._looks = Places(self._distinct), list(map(_look, self._distinct))
         return self._gone
 
     def is_as_it_was(self) -> bool:
@@ -61,13 +64,12 @@ class Inventory:
                 and list(map(type, values)) == self._types  # first: tensors are not to be compared
                 and values == self._values[2]
                 and not any(map(operator.contains, *self._absent))
-                and list(map(torch.Tensor.data_ptr, self.tensors)) == self._addresses
-                and list(map(torch.Tensor.stride, self.tensors)) == self._strides
-                and [tensor.requires_grad for tensor in self.tensors] == self._trains
+                and (self._places.hold(self._distinct) or list(map(_look, self._distinct)) == self._looks)
                 and list(map(len, self._lengths[0])) == self._lengths[1]
                 and self.contents.are_as_they_were()
                 and not any(self.hooks)
-                and not any(chain.from_iterable(map(hooks_on, self.tensors)))
+                and not any(map(_backward_hooks, self._distinct))
+                and not any(map(_late_hooks, self._distinct))
             )
         except (KeyError, IndexError):
             is_good = False
@@ -92,6 +94,11 @@ class Inventory:
         if not self.contents.are_as_they_were():
             return "a collection that it can reach changes"
         return "a part of it is gone" if self._gone.has_happened else "a weight lies elsewhere, or is trained no more"
+
+
+def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where it lies and how: `data` may be set to a transpose or a part of what was there."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 
 
 def _add(columns: _Columns, *row: Any) -> None:

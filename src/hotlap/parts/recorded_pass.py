@@ -61,6 +61,10 @@ class Listeners(Protocol):
     changes: int  # another number whenever somebody else begins or ends to take part in passes
 
     @property
+    def are_there(self) -> bool:
+        """Whether anybody has to be told of a replay."""
+
+    @property
     def why_not(self) -> str:
         """Why nothing can be recorded now."""
 
@@ -77,6 +81,7 @@ class Listeners(Protocol):
 
 class Nobody:
     changes = 0
+    are_there = False
     why_not = ""
 
     def recording(self) -> AbstractContextManager[Any]:
@@ -144,11 +149,11 @@ class RecordedPass:
             return call.plain()
         if recording.proven < _PROVEN:
             return self._prove(call, recording)
-        given = tensors(leaves)
-        if isinstance(listeners, Nobody):
-            recording.play(given)
-        else:
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if listeners.are_there:
             listeners.played(lambda: recording.played(given), given)
+        else:
+            recording.play(given)
         self.replays, self._misses = self.replays + 1, 0
         return copied(recording.results)
 

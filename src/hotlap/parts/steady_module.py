@@ -14,6 +14,7 @@ from torch import nn
 
 from hotlap.parts.compilable import HOOKS
 from hotlap.parts.reach import TORCHS, Reach
+from hotlap.parts.tensor_places import Places
 
 _CONTENT = ("_parameters", "_buffers", "_modules")
 _TORCHS = frozenset(vars(nn.Module())) - {*HOOKS, *_CONTENT}
@@ -37,7 +38,7 @@ class SteadyModule:
         self._held = list(chain.from_iterable(self._views))
         self.parameters, self.buffers = list(root.parameters()), list(root.buffers())
         self._tensors = [*self.parameters, *self.buffers]
-        self._places = _places(self._tensors)
+        self._known, self._places = Places(self._tensors), _places(self._tensors)
         self.device = self._tensors[0].device
         self._elsewhere = _Elsewhere(root)
 
@@ -58,7 +59,8 @@ class SteadyModule:
             return False
         if not self._holds(operator.is_) and not self._holds(_is_same):
             return False
-        return _places(self._tensors) == self._places and self._elsewhere.is_as_it_was()
+        is_in_place = self._known.hold(self._tensors) or _places(self._tensors) == self._places
+        return is_in_place and self._elsewhere.is_as_it_was()
 
     def _holds(self, is_same: Callable[[Any, Any], bool]) -> bool:
         return all(map(is_same, chain.from_iterable(self._views), self._held))

@@ -1,5 +1,5 @@
 """What a recorded update rests on, taken down so that asking for it again takes microseconds. Gradients are known by
-address and stride alone: whoever counts their holders must not find one here."""
+place and form alone: whoever counts their holders must not find one here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_address, _stride = torch.Tensor.data_ptr, torch.Tensor.stride
+from hotlap.parts.tensor_places import Places
 
 
 class UpdateGrounds:
@@ -25,10 +25,10 @@ class UpdateGrounds:
         self._trained = [p for p in self._parameters if p.grad is not None]
         self._idle = [p for p in self._parameters if p.grad is None]
         grads = [p.grad for p in self._trained]
-        self._addresses = list(map(_address, (*self._trained, *grads)))
-        self._strides = list(map(_stride, (*self._trained, *grads)))
+        self._places = Places((*self._trained, *grads))
         self._state, self._kept = optimizer.state, list(optimizer.state.values())
-        self._is_usual = all(type(one) is dict for one in self._kept)  # else it is looked at the long way
+        is_plain = all(type(grad) is torch.Tensor for grad in grads)
+        self._is_usual = is_plain and all(type(one) is dict for one in self._kept)  # else it is looked at the long way
         self._held = list(chain.from_iterable(map(dict.values, self._kept))) if self._is_usual else []
         self._sizes = list(map(len, self._kept)) if self._is_usual else []
 
@@ -47,17 +47,12 @@ class UpdateGrounds:
             isinstance(group["lr"], torch.Tensor) for group in groups
         ):
             return False
-        return self._is_in_place([p.grad for p in self._trained]) and self._has_its_state(optimizer)
+        grads = [p.grad for p in self._trained]
+        return self._places.hold((*self._trained, *grads)) and self._has_its_state(optimizer)
 
     def _settings(self) -> list[Any]:
         """To be compared by identity: a number that was set anew is looked at the long way."""
         return [group.get(name) for group, names in zip(self._groups, self._names, strict=True) for name in names]
-
-    def _is_in_place(self, grads: list[Any]) -> bool:
-        if not all(type(grad) is torch.Tensor for grad in grads):
-            return False
-        both = (*self._trained, *grads)
-        return list(map(_address, both)) == self._addresses and list(map(_stride, both)) == self._strides
 
     def _has_its_state(self, optimizer: Any) -> bool:
         state = optimizer.state
