@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from waiting import PATIENCE_SECONDS
+from warm import Warm
 
 from hotlap.measure.order import Order
 from hotlap.measure.trial import Trial, Trials
@@ -81,6 +82,13 @@ def patient() -> Iterator[None]:
 def trials():
     with Trials() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """`warm.run(*arguments, cwd=folder)` types a command where torch is loaded already."""
+    with Warm() as python:
+        yield python
 
 
 @pytest.fixture

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tuning import MadeUpTimes
 from waiting import PATIENCE_SECONDS
+from warm import Warm
 
 from hotlap import cli
+from hotlap.measure.trial import Trials
 from hotlap.observe.machine import Machine
 
 TRAIN = """
@@ -75,8 +78,7 @@ def test_what_cannot_be_run(tmp_path: Path, refused, command: str, name: str, te
     assert sorted(os.listdir(tmp_path)) == before
 
 
-@pytest.mark.parametrize("command", [["profile"], ["tune", "--budget", "300s"]])
-@pytest.mark.parametrize(
+never_trains = pytest.mark.parametrize(
     ("text", "words"),
     [
         (NEVER_TRAINS, "name the script that trains"),
@@ -84,31 +86,54 @@ def test_what_cannot_be_run(tmp_path: Path, refused, command: str, name: str, te
         ("import torch\nraise ValueError('bad luck')\n", "mend that first"),
     ],
 )
-def test_what_never_trains(tmp_path: Path, command: list[str], text: str, words: str) -> None:
+
+
+def is_one_sentence_at_the_end(said: str, words: str) -> None:
+    last = said.strip().split("\n")[-1]
+    assert last.startswith("hotlap: ") and words in last, said
+    assert "site-packages/hotlap" not in said and "src/hotlap" not in said, "no traceback of ours"
+
+
+@never_trains
+def test_a_profile_of_what_never_trains(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "train.py").write_text(text)
-    done = hotlap(*command, "train.py", cwd=tmp_path)
+    done = hotlap("profile", "train.py", cwd=tmp_path)
     assert done.returncode == 2
-    last = done.stderr.strip().split("\n")[-1]
-    assert last.startswith("hotlap: ") and words in last, done.stderr
-    assert "site-packages/hotlap" not in done.stderr and "src/hotlap" not in done.stderr, "no traceback of ours"
+    is_one_sentence_at_the_end(done.stderr, words)
     assert os.listdir(tmp_path) == ["train.py"]
 
 
-def test_run_says_so_when_nothing_trains(tmp_path: Path) -> None:
+@never_trains
+def test_a_tuning_of_what_never_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], trials: Trials, text, words
+) -> None:
+    """Typed in this process, which has a server for its trials."""
+    (tmp_path / "train.py").write_text(text)
+    monkeypatch.setattr("hotlap.measure.tune.Trials", lambda: MadeUpTimes(trials, {}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hotlap", "tune", "--budget", "300s", "train.py"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    is_one_sentence_at_the_end(capfd.readouterr().err, words)
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+def test_run_says_so_when_nothing_trains(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "train.py").write_text(NEVER_TRAINS)
-    done = hotlap("run", "train.py", cwd=tmp_path)
+    done = warm.run("run", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "2.0\n")
     assert "no training steps" in done.stderr
 
 
-def test_run_with_techniques_and_two_lines(tmp_path: Path) -> None:
+def test_run_with_techniques_and_two_lines(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     done = hotlap("run", "--with", "fused,nhwc", "train.py", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout == "".join(f"epoch {i} True\n" for i in range(3))
     lines = done.stderr.strip().split("\n")
     assert len(lines) == 2 and "fused-optimizer (kind fused), channels-last" in lines[0] and "24 updates" in lines[1]
-    assert hotlap("run", "-q", "--with", "fused", "train.py", cwd=tmp_path).stderr == ""
+    assert warm.run("run", "-q", "--with", "fused", "train.py", cwd=tmp_path).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -162,14 +187,14 @@ def test_help_offers_no_flag_twice(tmp_path: Path, command: str) -> None:
 
 
 @pytest.mark.skipif(bool(Machine.read().gpus), reason="a GPU is here")
-def test_what_needs_a_gpu_says_so_before_and_after(tmp_path: Path) -> None:
+def test_what_needs_a_gpu_says_so_before_and_after(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    done = hotlap("run", "--with", "captured-pass,tf32,fused", "train.py", cwd=tmp_path)
+    done = warm.run("run", "--with", "captured-pass,tf32,fused", "train.py", cwd=tmp_path)
     first, *rest = done.stderr.strip().split("\n")
     assert "(captured-pass and tf32-matmul need a GPU, and none is seen here)" in first
     assert "no place" not in done.stderr and done.returncode == 0 and "24 updates" in rest[-1]
     (tmp_path / "train.py").write_text(NEVER_TRAINS)  # nothing to write there, for want of a GPU first of all
-    done = hotlap("run", "--with", "captured-pass", "train.py", cwd=tmp_path)
+    done = warm.run("run", "--with", "captured-pass", "train.py", cwd=tmp_path)
     assert (
         "hotlap: captured-pass needs a GPU, and torch sees none here\n" in done.stderr and "no place" not in done.stderr
     )
@@ -246,15 +271,15 @@ def test_profile_json_and_exit_code(tmp_path: Path) -> None:
     assert "epoch 2 True" in done.stdout
 
 
-def test_profile_stops_when_told(tmp_path: Path) -> None:
+def test_profile_stops_when_told(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "train.py").write_text(TRAIN.replace("range(3)", "range(10**6)") + "print('never here')\n")
-    done = hotlap("profile", "--steps", "20", "train.py", cwd=tmp_path)
+    done = warm.run("profile", "--steps", "20", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "never here" not in done.stdout and "Traceback" not in done.stderr
 
 
-def test_profile_of_a_crash_reports_the_steps_so_far(tmp_path: Path) -> None:
+def test_profile_of_a_crash_reports_the_steps_so_far(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "raise RuntimeError('late')\n")
-    done = hotlap("profile", "train.py", cwd=tmp_path)
+    done = warm.run("profile", "train.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "RuntimeError: late" in done.stderr and "ms a step" in done.stdout.replace("us a step", "ms a step")

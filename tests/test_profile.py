@@ -9,10 +9,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from waiting import PATIENCE_SECONDS, comes_true
+from warm import Warm
 
 HEAD = """
 import os, signal, sys, time
@@ -69,19 +71,26 @@ hotlap.observe.leaks._SECONDS = 60.0
 """
 
 
+COMMAND = ("profile", "-q", "--json", "p.json")
+
+
 def start(folder: Path, script: str, *options: str) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(HEAD + textwrap.dedent(script))
-    command = [sys.executable, "-m", "hotlap", "profile", "-q", "--json", "p.json", *options, "train.py"]
+    command = [sys.executable, "-m", "hotlap", *COMMAND, *options, "train.py"]
     return subprocess.Popen(
         command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
 
 
-def profile(folder: Path, script: str, *options: str, code: int = 0) -> dict:
-    process = start(folder, script, *options)
-    out, err = process.communicate(timeout=2 * PATIENCE_SECONDS)
-    assert process.returncode == code, err
-    return {**json.loads((folder / "p.json").read_text()), "stdout": out, "stderr": err}
+@pytest.fixture
+def profile(warm: Warm, tmp_path: Path) -> Callable[..., dict]:
+    def profiled(script: str, *options: str, code: int = 0) -> dict:
+        (tmp_path / "train.py").write_text(HEAD + textwrap.dedent(script))
+        done = warm.run(*COMMAND, *options, "train.py", cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        return {**json.loads((tmp_path / "p.json").read_text()), "stdout": done.stdout, "stderr": done.stderr}
+
+    return profiled
 
 
 def line_of(folder: Path, text: str) -> int:
@@ -90,10 +99,9 @@ def line_of(folder: Path, text: str) -> int:
     return found
 
 
-def test_shares_within_five_points_of_the_truth(tmp_path: Path) -> None:
+def test_shares_within_five_points_of_the_truth(profile) -> None:
     """Slept: 16 in the draw, 8 in forward, 20 in backward, 12 in the update, 24 between."""
     found = profile(
-        tmp_path,
         SKIPPED
         + textwrap.dedent("""
         loader, model = DataLoader(Slow(0.008), batch_size=2), Net(0.008)
@@ -117,9 +125,8 @@ def test_shares_within_five_points_of_the_truth(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_data_bound_with_workers_says_what_a_batch_is_made_of(tmp_path: Path) -> None:
+def test_data_bound_with_workers_says_what_a_batch_is_made_of(profile) -> None:
     found = profile(
-        tmp_path,
         """
         loader, model = DataLoader(Slow(0.010), batch_size=4, num_workers=1), Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -138,9 +145,8 @@ def test_data_bound_with_workers_says_what_a_batch_is_made_of(tmp_path: Path) ->
     assert largest["seconds"] == pytest.approx(feeding["batch_seconds"], rel=0.2)
 
 
-def test_evaluation_is_told_apart(tmp_path: Path) -> None:
+def test_evaluation_is_told_apart(profile) -> None:
     found = profile(
-        tmp_path,
         SKIPPED
         + textwrap.dedent("""
         loader, valid, model = DataLoader(Slow(0.001), batch_size=2), DataLoader(Slow(0.006), batch_size=2), Net(0.002)
@@ -164,9 +170,8 @@ def test_evaluation_is_told_apart(tmp_path: Path) -> None:
     assert [(sync["count"], sync["evaluation_count"]) for sync in reads] == [(0, 32)]
 
 
-def test_waits_have_their_lines_and_how_often(tmp_path: Path) -> None:
+def test_waits_have_their_lines_and_how_often(tmp_path: Path, profile) -> None:
     found = profile(
-        tmp_path,
         """
         loader, model = DataLoader(Slow(0.0), batch_size=2), Net(0.001)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -192,9 +197,8 @@ def test_waits_have_their_lines_and_how_often(tmp_path: Path) -> None:
     "leak",
     ["kept.append(loss)  # here", "total = total + loss  # here", "kept.append((epoch, y - model(x)))  # here"],
 )
-def test_a_leak_has_its_line(tmp_path: Path, leak: str) -> None:
+def test_a_leak_has_its_line(tmp_path: Path, profile, leak: str) -> None:
     found = profile(
-        tmp_path,
         LEISURELY
         + textwrap.dedent(f"""
         loader, model = DataLoader(Slow(0.0), batch_size=2), Net()
@@ -214,9 +218,8 @@ def test_a_leak_has_its_line(tmp_path: Path, leak: str) -> None:
     assert [(one["path"], one["line"]) for one in found["growth"]] == [("train.py", line_of(tmp_path, "# here"))]
 
 
-def test_no_leak_is_seen_where_there_is_none(tmp_path: Path) -> None:
+def test_no_leak_is_seen_where_there_is_none(profile) -> None:
     found = profile(
-        tmp_path,
         LEISURELY
         + textwrap.dedent("""
         loader, model = DataLoader(Slow(0.0), batch_size=2), Net()
@@ -260,8 +263,8 @@ for epoch in range({epochs}):
         ("sys.exit(5)", 5, "exit: 5"),
     ],
 )
-def test_every_ending_leaves_the_report_of_the_steps_so_far(tmp_path: Path, after: str, code: int, ending: str) -> None:
-    found = profile(tmp_path, TRAINS_ON.format(epochs=3, after=after), code=code)
+def test_every_ending_leaves_the_report_of_the_steps_so_far(profile, after: str, code: int, ending: str) -> None:
+    found = profile(TRAINS_ON.format(epochs=3, after=after), code=code)
     assert found["steps"] in (23, 24) and ending.split()[0] in found["ending"]
     assert "a step" in found["stdout"]
 
@@ -279,7 +282,7 @@ def test_ctrl_c_leaves_the_report_of_the_steps_so_far(tmp_path: Path) -> None:
     assert found["steps"] >= 24 and "KeyboardInterrupt" in found["ending"] and "a step" in out
 
 
-def test_the_training_is_bit_equal_under_a_profile(tmp_path: Path) -> None:
+def test_the_training_is_bit_equal_under_a_profile(tmp_path: Path, profile) -> None:
     """With its closer look in the midst of it, dropout and all."""
     script = """
     torch.manual_seed(3)
@@ -294,7 +297,7 @@ def test_the_training_is_bit_equal_under_a_profile(tmp_path: Path) -> None:
     """
     import torch
 
-    profile(tmp_path, script.replace("sys.argv[1]", "'watched.pt'"), "--steps", "0")
+    profile(script.replace("sys.argv[1]", "'watched.pt'"), "--steps", "0")
     (tmp_path / "plain.py").write_text((tmp_path / "train.py").read_text().replace("watched.pt", "plain.pt"))
     subprocess.run([sys.executable, "plain.py"], cwd=tmp_path, check=True)
     one, other = (torch.load(tmp_path / name, weights_only=False) for name in ("watched.pt", "plain.pt"))
@@ -303,18 +306,18 @@ def test_the_training_is_bit_equal_under_a_profile(tmp_path: Path) -> None:
     assert torch.equal(one[2], other[2])
 
 
-def test_trace_and_comparison(tmp_path: Path) -> None:
-    profile(tmp_path, TRAINS_ON.format(epochs=3, after=""), "--trace", "t.json", "--warmup", "2")
+def test_trace_and_comparison(tmp_path: Path, profile) -> None:
+    profile(TRAINS_ON.format(epochs=3, after=""), "--trace", "t.json", "--warmup", "2")
     (tmp_path / "p.json").rename(tmp_path / "before.json")
     spans = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert sum(span["name"] == "backward" for span in spans) == 24
-    found = profile(tmp_path, TRAINS_ON.format(epochs=3, after=""), "--compare", "before.json")
+    found = profile(TRAINS_ON.format(epochs=3, after=""), "--compare", "before.json")
     assert "forward" in found["stdout"] and "before" in found["stdout"]
     missing = start(tmp_path, TRAINS_ON.format(epochs=3, after=""), "--compare", "nowhere.json")
     assert "nowhere.json" in missing.communicate()[1] and missing.returncode == 2
 
 
-def test_children_that_train_are_left_alone(tmp_path: Path) -> None:
+def test_children_that_train_are_left_alone(profile) -> None:
     script = """
     import multiprocessing
     def fold(number):
@@ -333,7 +336,7 @@ def test_children_that_train_are_left_alone(tmp_path: Path) -> None:
         print("exit", child.exitcode, flush=True)
     fold(9)
     """
-    found = profile(tmp_path, script, "--steps", "10")
+    found = profile(script, "--steps", "10")
     assert [line for line in found["stdout"].splitlines() if line.startswith(("fold", "exit"))] == [
         "fold 0 done",
         "exit 0",
@@ -366,10 +369,10 @@ def test_what_a_scheduler_sends_reaches_the_script(tmp_path: Path) -> None:
     assert comes_true(lambda: subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True).returncode == 1)
 
 
-def test_the_verdict_speaks_of_the_same_steps_as_the_table(tmp_path: Path) -> None:
+def test_the_verdict_speaks_of_the_same_steps_as_the_table(profile) -> None:
     """A first step of a second would turn it, were warm-up not left out of both."""
     script = SKIPPED + TRAINS_ON.replace("for epoch", "time.sleep(0)\nfor epoch").replace(
         "optimizer.zero_grad()", "optimizer.zero_grad()\n        if epoch == 0: time.sleep(0.2)"
     )
-    found = profile(tmp_path, script.format(epochs=6, after=""), "--warmup", "8", "--steps", "0")
+    found = profile(script.format(epochs=6, after=""), "--warmup", "8", "--steps", "0")
     assert found["shares"]["other"] < 0.5 and found["bound"]["by"] != "python"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -72,27 +74,34 @@ def epochs(dataset: Dataset, stop: int = 0, **options) -> tuple[list, DataLoader
     return found, loader
 
 
+@functools.cache
+def plainly(kind: type[Squares], stop: int, options: tuple[tuple[str, int], ...]) -> list:
+    """Without any of them, once for all that are held against it."""
+    found, loader = epochs(kind(), stop, **dict(options))
+    assert not loader_facts(loader).copied_early
+    return found
+
+
 @pytest.mark.parametrize("stop", [0, 6], ids=["whole", "left early"])
 @pytest.mark.parametrize(
-    ("others", "dataset", "options"),
+    ("others", "kind", "options"),
     [
-        ([], Squares(), {"num_workers": 2}),
-        (["pinned-batches"], Squares(), {"num_workers": 2}),
-        (["persistent-workers"], Squares(), {"num_workers": 2}),
-        (["loader-workers", "persistent-workers", "pinned-batches"], Squares(), {}),
-        (["resident-dataset"], Kept(), {}),
-        (["resident-dataset"], Kept(), {"num_workers": 2}),
-        (["persistent-workers", "pinned-batches", "resident-dataset"], Kept(), {"num_workers": 2}),
+        ([], Squares, {"num_workers": 2}),
+        (["pinned-batches"], Squares, {"num_workers": 2}),
+        (["persistent-workers"], Squares, {"num_workers": 2}),
+        (["loader-workers", "persistent-workers", "pinned-batches"], Squares, {}),
+        (["resident-dataset"], Kept, {}),
+        (["resident-dataset"], Kept, {"num_workers": 2}),
+        (["persistent-workers", "pinned-batches", "resident-dataset"], Kept, {"num_workers": 2}),
     ],
     ids=lambda one: "+".join(one) if isinstance(one, list) else None,
 )
 @pytest.mark.parametrize("first", [False, True], ids=["applied last", "applied first"])
-def test_beside_the_others(apply, clones: Clones, others, dataset, options, first: bool, stop: int) -> None:
-    expected, loader = epochs(dataset, stop, **options)
-    assert not loader_facts(loader).copied_early
+def test_beside_the_others(apply, clones: Clones, others, kind, options, first: bool, stop: int) -> None:
+    expected = plainly(kind, stop, tuple(options.items()))
     for name in ["device-prefetch", *others] if first else [*others, "device-prefetch"]:
         patch = apply(name)
-    found, loader = epochs(dataset, stop, **options)
+    found, loader = epochs(kind(), stop, **options)
     assert found == expected and patch.joints.withdrawn == []
     assert clones.handed >= 8 and loader_facts(loader).copied_early
     assert loader_facts(loader).kept == ("resident-dataset" in others)

@@ -3,6 +3,7 @@ the batches and losses are those of plain python."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import sys
@@ -65,13 +66,17 @@ def drawn(dataset: Photos, **options) -> list:
     return [*found, torch.rand(1).item()]
 
 
+@functools.cache
+def plainly(folder: Path, are_lasting: bool) -> list:
+    return drawn(Photos(folder), num_workers=2, persistent_workers=are_lasting)
+
+
 @pytest.mark.parametrize("first", [False, True], ids=["applied last", "applied first"])
 @pytest.mark.parametrize("others", [(), *itertools.combinations(OTHERS, 1), OTHERS], ids="+".join)
 def test_beside_the_others(folder: Path, others, first: bool) -> None:
     """What workers draw depends on their number, and on how long they live, so both sides have the same. That each
     epoch has draws of its own is part of it: batches are compared with their images and labels, epoch by epoch."""
-    options = {"num_workers": 2}
-    expected = drawn(Photos(folder), **options, persistent_workers="persistent-workers" in others)
+    expected = plainly(folder, "persistent-workers" in others)
     names = ["device-transforms", *others] if first else [*others, "device-transforms"]
     patch = Patch(Joints())
     for name in names:  # each by a patch of its own, as in a run: what one gives up leaves the others alone
@@ -79,7 +84,7 @@ def test_beside_the_others(folder: Path, others, first: bool) -> None:
         patch.on_undo(own.undo)
         find(name).apply(own, SETTINGS.get(name, find(name).default))
     try:
-        found = drawn(Photos(folder), **options)
+        found = drawn(Photos(folder), num_workers=2)
     finally:
         patch.undo()
     (judged,) = (one.facts for one in patch.joints.comparisons if "first images" in one.what)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from waiting import PATIENCE_SECONDS, comes_true
+from warm import Warm
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # arguments that keep a run to a few steps, and the file each script leaves
@@ -24,11 +25,16 @@ def files_under(folder: Path) -> set[tuple[str, int]]:
     return {(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
-def run(name: str, folder: Path, *more: str) -> str:
+def run(name: str, folder: Path, seed: int, warm: Warm | None = None) -> str:
     arguments, option, file = SMALL[name]
     told = [option, str(folder / file)] if option else []
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--data", str(folder / "data"), *arguments, *told, *more]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS)
+    words = ["--data", str(folder / "data"), *arguments, *told, "--seed", str(seed)]
+    script = EXAMPLES / f"{name}.py"
+    if warm:
+        done = warm.run_script(script, *words, cwd=folder)
+    else:
+        command = [sys.executable, str(script), *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=3 * PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -38,11 +44,11 @@ def losses(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_runs_repeats_itself_and_keeps_to_its_places(name, tmp_path):
+def test_runs_repeats_itself_and_keeps_to_its_places(name, tmp_path, warm):
     before = files_under(EXAMPLES)
-    first = run(name, tmp_path, "--seed", "3")
+    first = run(name, tmp_path, seed=3)
     made = files_under(tmp_path / "data")
-    second = run(name, tmp_path, "--seed", "3")
+    second = run(name, tmp_path, 3, warm)
 
     assert len(losses(first)) == 2 and "loss" in losses(first)[0]
     assert losses(first) == losses(second)
@@ -52,7 +58,7 @@ def test_runs_repeats_itself_and_keeps_to_its_places(name, tmp_path):
     assert made and files_under(tmp_path / "data") == made  # made once, then only read
     assert files_under(EXAMPLES) == before
     if name == "gan":
-        assert losses(run(name, tmp_path, "--seed", "4")) != losses(first), "another seed is another training"
+        assert losses(run(name, tmp_path, 4, warm)) != losses(first), "another seed is another training"
 
 
 def test_scripts_know_nothing_of_what_is_done_with_them():

@@ -18,29 +18,31 @@ SEEDS = 5
 
 
 class Judging:
-    """Runs the reference of a network and seed once, and holds what is asked against it."""
+    """Runs a network and seed as it is once for each role, and holds what is asked against it."""
 
     def __init__(self, trials, folder: Path) -> None:
         self._trials, self._folder = trials, folder
-        self._references: dict[str, tuple] = {}
-        self._shaken: dict[str, dict] = {}
+        self._runs: dict[tuple[str, str], dict] = {}
         self.steady: list = []  # by what a steady network is held to, where that failed
 
     def __call__(self, network: str, seed: int, *choices: Choice, level=Parity.EQUIVALENT):
-        name = f"{network}-{seed}"
-        path = self._folder / f"{name}.py"
-        if name not in self._references:
-            path.write_text(script(network, seed))
-            self._references[name] = self._run(path, "reference"), self._run(path, "candidate")
+        path = self._folder / f"{network}-{seed}.py"
+        path.write_text(script(network, seed))
+        reference = self._once(path, "reference")
+        repeat = self._once(path, "candidate") if level is Parity.IDENTICAL else reference  # else nobody looks at it
         tolerance = max((choice.technique.batch_tolerance for choice in choices), default=0.0)
-        evidence = *self._references[name], self._run(path, "candidate", choices), tolerance
+        evidence = reference, repeat, self._run(path, "candidate", choices), tolerance
         checks = judge(level, *evidence)
         if level is Parity.IDENTICAL or not failures(checks) or not may_be_rounding(checks):
             return checks
         self.steady = checks
-        if name not in self._shaken:
-            self._shaken[name] = self._run(path, "shaken")
-        return judge(level, *evidence, self._shaken[name])
+        return judge(level, *evidence, self._once(path, "shaken"))
+
+    def _once(self, path: Path, role: str) -> dict:
+        """The script as it is."""
+        if (path.stem, role) not in self._runs:
+            self._runs[path.stem, role] = self._run(path, role)
+        return self._runs[path.stem, role]
 
     def _run(self, path: Path, role, choices=()):
         order = Order(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 
@@ -87,6 +88,19 @@ def test_samples_of_any_shape(known: None, folder: Path, shape) -> None:
         for loader in (ImageLoader(dataset, None, 4, "cpu"), DataLoader(dataset, 4))
     )
     assert [one.shape for one in found] == [one.shape for one in expected] and len(found) == 6
+
+
+def test_its_workers_end_with_it(known: None, folder: Path) -> None:
+    """At once: what is left to the collector ends in the middle of something else, and makes that wait."""
+    loader = ImageLoader(folder, Cut(), 16, "cpu", workers=1)
+    next(iter(loader))
+    (worker,) = loader._loader._iterator._workers
+    gc.disable()
+    try:
+        del loader
+        assert not worker.is_alive()
+    finally:
+        gc.enable()
 
 
 def test_what_differs_is_said_and_not_used(known: None, folder: Path) -> None:

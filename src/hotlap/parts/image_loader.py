@@ -15,6 +15,7 @@ With `dtype=torch.bfloat16, memory_format=torch.channels_last` images come as su
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Iterator
@@ -67,7 +68,6 @@ class ImageLoader:
         shuffle: bool = False, drop_last: bool = False, ahead: int = 2, dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:  # fmt: skip
-        self._dtype, self._memory_format = dtype, memory_format
         if isinstance(data, (str, os.PathLike)):
             data = ImageFolder(data, transform)
         elif transform is not None:
@@ -76,6 +76,7 @@ class ImageLoader:
         if place.type == "cuda" and place.index is None:
             place = torch.device("cuda", torch.cuda.current_device())
         self._device = place
+        self._as_wanted = functools.partial(_as_wanted, dtype, memory_format)  # no method: nobody is to hold the loader
         self._batches = DeviceBatches(_Limit(), warnings.warn, ahead, lambda: place, self._as_wanted)
         self._loader: Any = DataLoader(
             data, batch_size, shuffle, num_workers=workers, drop_last=drop_last, persistent_workers=workers > 0
@@ -95,11 +96,12 @@ class ImageLoader:
     def _moved(self, value: Any) -> Any:
         return self._as_wanted(value.to(self._device, non_blocking=True)) if isinstance(value, torch.Tensor) else value
 
-    def _as_wanted(self, value: torch.Tensor) -> torch.Tensor:
-        """Images, that is: batches of anything else stay as they are."""
-        if value.dim() != 4 or not value.is_floating_point():
-            return value
-        return value.to(dtype=self._dtype or value.dtype, memory_format=self._memory_format)
+
+def _as_wanted(dtype: torch.dtype | None, memory_format: torch.memory_format, value: torch.Tensor) -> torch.Tensor:
+    """Images, that is: batches of anything else stay as they are."""
+    if value.dim() != 4 or not value.is_floating_point():
+        return value
+    return value.to(dtype=dtype or value.dtype, memory_format=memory_format)
 
 
 class _Limit:
