@@ -35,6 +35,13 @@ def test_copies_are_over_before_memory_is_used_again(pin_memory: bool, non_block
     assert torch.stack(found).all()
 
 
+def test_memory_is_used_again() -> None:
+    with recycled_batches():
+        loader = DataLoader(Numbered(), 2, num_workers=1)  # put together by torch
+        places = [large.data_ptr() for large, small in loader if (large == small[:, None]).all()]
+    assert len(places) == COUNT // 2 and len(set(places)) <= 5
+
+
 def test_copies_made_early() -> None:
     found = []
     with recycled_batches():

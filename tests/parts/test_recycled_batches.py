@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import threading
 from collections import namedtuple
 from multiprocessing.reduction import ForkingPickler
 
@@ -102,6 +103,7 @@ MADE = {
     "trained": lambda index: torch.full((LARGE,), float(index)).requires_grad_(),
     "a parameter": lambda index: torch.nn.Parameter(torch.full((LARGE,), float(index))),
     "sparse": lambda index: torch.eye(300).mul(index).to_sparse(),
+    "one colour": lambda index: torch.full((2, 1, 99, 99), float(index)).to(memory_format=torch.channels_last),
 }
 
 
@@ -240,3 +242,117 @@ def test_no_room_for_blocks(monkeypatch) -> None:
     assert len(places) == 40
     reduced = Blocks().reduced(torch.zeros(LARGE))
     assert reduced[0] is not part._received and ForkingPickler.dumps(reduced[1][0]) is not None
+
+
+def test_what_cannot_be_put_into_blocks_ends_none_that_can() -> None:
+    def made(index: int):
+        batch = torch.full((LARGE,), index)
+        return (batch, torch.nested.nested_tensor([torch.ones(2), torch.ones(1)])) if index < 3 else (batch,)
+
+    assert all(is_number(batch, number) for number, (batch, *_) in enumerate(loader(Numbered(12, made))))
+
+
+class Moody:
+    """Cannot be pickled the first time."""
+
+    asked = 0
+
+    def __reduce__(self):
+        Moody.asked += 1
+        if Moody.asked == 1:
+            raise ValueError
+        return str, ()
+
+
+def test_blocks_of_a_message_that_went_another_way_are_used_again() -> None:
+    made = loader(Numbered(MOST_ALIKE, lambda index: (torch.full((LARGE,), index), Moody())))
+    assert all(is_number(batch, number) for number, (batch, _) in enumerate(made))
+
+
+@pytest.mark.parametrize("length", [3, LARGE])
+def test_a_batch_is_nobodys_view(length) -> None:
+    for batch in loader(Numbered(2, lambda index: torch.zeros(length, 2))):
+        assert batch._base is None
+        batch.detach_()
+        assert batch.data_ptr() % 64 == 0, "some products round by where their factors begin"
+
+
+def test_a_fork_that_keeps_a_batch_sees_it_stay() -> None:
+    batches = iter(loader(Numbered()))
+    batch = next(batches)
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        os.read(ours, 1)
+        os._exit(int(batch.numpy().any()))
+    del batch
+    places = [batch.data_ptr() for number, batch in enumerate(batches, 1) if is_number(batch, number)]
+    os.write(theirs, b"!")
+    os.close(ours), os.close(theirs)
+    assert os.waitpid(child, 0)[1] == 0, "what the fork looks at was used again"
+    assert len(places) == 39 and len(set(places)) <= 6, "the block that it keeps was not made up for"
+
+
+def test_an_array_of_a_batch_that_is_shared_later() -> None:
+    batches = iter(loader(Numbered()))
+    batch = next(batches)
+    array = batch.numpy()
+    batch.share_memory_()  # also what sending it to another process does
+    assert all(is_number(later, number) for number, later in enumerate(batches, 1))
+    assert (array == 0).all() and is_number(batch, 0)
+    del array, batch
+    gc.collect()
+    assert not part._lent
+
+
+def padded(rows: list) -> torch.Tensor:
+    """Trusts in new shared memory to be full of zeros."""
+    storage = rows[0].untyped_storage()._new_shared(2 * LARGE * 8)
+    batch = rows[0].new(storage).resize_(2 * LARGE)
+    batch[: LARGE // len(rows)] = rows[0][0] + 1
+    return batch
+
+
+def test_memory_that_a_script_asks_for_itself_is_new() -> None:
+    data = Numbered(9, lambda index: torch.full((4,), index))
+    for batch in DataLoader(
+        data, batch_sampler=[[0], [1, 2], [3, 4, 5], [6, 7], [8]], num_workers=1, collate_fn=padded
+    ):
+        assert is_number(batch[LARGE:], 0)
+
+
+def test_two_threads_of_a_worker_put_a_batch_together_each(monkeypatch) -> None:
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", part.Workplace())
+    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", object())
+    collate, made, plain = torch.utils.data.default_collate, [], torch.frombuffer
+
+    def meanwhile(*args, **options):
+        monkeypatch.setattr(torch, "frombuffer", plain)
+        other = threading.Thread(target=lambda: made.append(collate([torch.ones(LARGE)])))
+        other.start()
+        other.join()
+        return plain(*args, **options)
+
+    monkeypatch.setattr(torch, "frombuffer", meanwhile)
+    made.append(collate([torch.zeros(LARGE)]))
+    assert is_number(made[0], 1) and is_number(made[1], 0)
+    del made[:]
+    places = {collate([torch.ones(LARGE)]).data_ptr() for _ in range(9)}
+    assert len(places) == 1
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_no_file_stays_open_for_a_block() -> None:
+    batches = iter(loader(Numbered(40, lambda index: [torch.full((LARGE,), index) for _ in range(4)])))
+    for batch, _ in zip(batches, range(9), strict=False):
+        del batch
+    where = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    assert not [path for path in where if os.path.islink(path) and "torch_" in os.readlink(path)]
+
+
+def test_half_of_the_shared_memory_is_left_to_others(monkeypatch) -> None:
+    Room = namedtuple("Room", "f_frsize f_blocks f_bavail")
+    for available, has_room in ((4000, True), (2049, True), (2048, False), (3, False)):
+        monkeypatch.setattr(os, "statvfs", lambda _, available=available: Room(4096, 4096, available))
+        assert part._has_room_for(4096) is has_room

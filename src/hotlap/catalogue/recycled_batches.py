@@ -30,18 +30,18 @@ class RecycledBatches(Technique):
     Where batches are made in the training process, or come faster than they are needed and a step has time to spare.
     Where the script keeps its batches, each worker has eight blocks of a size; from then on, and for everything that is
     more than a plain tensor of its own memory (views, subclasses, tensors that are shared on purpose, sparse ones),
-    torch's way is taken. Blocks stay as long as their worker lives: about as much shared memory as is on its way in
-    torch's way at busy times.
+    torch's way is taken. So it is where less than half of /dev/shm is free: blocks stay as long as their worker lives.
+    A block that somebody held while the script forked a process is never used again.
 
     ## What changes numerically
     Nothing: the same bytes arrive, in the same order.
 
     ## Claims
-    None of the lists has it. By `bench/handing_over.py`, on two cores of a virtual machine with other work beside it,
-    medians of five turns: a batch of 64 x 128 numbers takes the training thread 0.53 ms as torch sends it and 0.13 ms
-    like this, 128 images of 32 x 32 take 0.92 and 0.18 ms, 64 of 224 x 224 take 6.3 and 0.5 ms; and two workers that
-    have nothing else to do make 2.7 to 4.5 times as many of them. How much of that a training gains depends on whether
-    it waits for its batches.
+    None of the lists has it. By `bench/handing_over.py`, on two cores of a virtual machine, medians of five turns: a
+    batch of 64 x 128 numbers takes the training thread 0.64 ms as torch sends it and 0.16 ms like this, 128 images of
+    32 x 32 take 0.91 and 0.20 ms, 64 of 224 x 224 take 6.2 and 0.6 ms; and two workers that have nothing else to do
+    make 2.6 to 3.7 times as many of them. How much of that a training gains depends on whether it waits for its
+    batches.
     """
 
     family = Family.WAIT
