@@ -13,19 +13,13 @@ class Trained:
     """Adds up steps. What is paid once counts for no more than a few usual ones, whether it comes first or later."""
 
     def __init__(self) -> None:
+        self.seconds = 0.0
         self._recent: deque[float] = deque(maxlen=_USUAL)
-        self._earlier = 0.0
+        self._earlier = self._most = 0.0
 
     def add(self, seconds: float) -> None:
         if len(self._recent) == _USUAL:
             self._earlier += min(self._recent[0], self._most)
         self._recent.append(seconds)
-
-    @property
-    def seconds(self) -> float:
-        most = self._most
-        return self._earlier + sum(min(one, most) for one in self._recent)
-
-    @property
-    def _most(self) -> float:
-        return _ONE_OFF * statistics.median_low(self._recent) if self._recent else 0.0
+        self._most = _ONE_OFF * statistics.median_low(self._recent)
+        self.seconds = self._earlier + sum(min(one, self._most) for one in self._recent)
