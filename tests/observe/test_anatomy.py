@@ -396,6 +396,22 @@ def test_what_a_loader_needs_to_start_belongs_to_the_first_step_of_its_epoch() -
     assert steps[0].parts[SHARES.index("wait")] == 7
 
 
+def test_hotlap_at_work_while_a_loader_starts_hides_no_epoch() -> None:
+    tape = Tape()
+    for _ in range(2):
+        tape.start()
+        tape(OWN, 0, 3)  # the loader is described
+        tape.idle(6)
+        tape(OWN, 0, 1)
+        tape.trip()
+        tape.trip()
+        tape(END, TRAIN, 1)
+    steps = anatomy(tape.events).steps
+    assert [step.starts_epoch for step in steps] == [True, False, True, False]
+    assert [step.seconds for step in steps] == [15 + 6, 15, 15 + 6, 15]
+    assert steps[0].parts[SHARES.index("wait")] == 7
+
+
 def test_weights_updated_by_hand_make_steps_from_backward_to_backward() -> None:
     tape = Tape()
     for _ in range(12):

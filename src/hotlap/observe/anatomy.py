@@ -18,6 +18,7 @@ from hotlap.observe.trips import BY_HAND_AFTER, Trips
 _SHARE_OF = {DRAW: "wait", END: "wait", FORWARD: "forward", JUDGED: "forward", BACKWARD: "backward", UPDATE: "update"}
 _SHARE_OF |= {COPY: "copy", SYNC: "sync", STARTED: "wait"}
 _TRAINS = (BACKWARD, UPDATE)
+_OURS = (OWN, LOOK)  # may come between any two that the script made
 _PHASES = (FORWARD, BACKWARD, UPDATE)  # these are marked on the device's clock, all of a step's or none
 _SMALL_CUT = 0.05  # of a step
 JUDGEMENTS = 4  # in a row, without a loader, make an evaluation
@@ -97,12 +98,15 @@ def host_spans(events: list[Event], start: float, end: float) -> list[tuple[str,
 def _with_starts(events: list[Event]) -> list[Event]:
     """A loader that starts and is drawn from at once, as in a for loop, starts until that draw: what it takes to get
     its workers going is part of the epoch's first step."""
-    return [
-        event._replace(end=after.start)
-        if event.kind == STARTED and after.kind in (DRAW, END) and after.key == event.key
-        else event
-        for event, after in zip(events, [*events[1:], *events[-1:]], strict=True)
-    ]
+    found: list[Event] = []
+    after: Event | None = None
+    for event in reversed(events):
+        if event.kind == STARTED and after is not None and after.kind in (DRAW, END) and after.key == event.key:
+            event = event._replace(end=after.start)
+        if event.kind not in _OURS:
+            after = event
+        found.append(event)
+    return found[::-1]
 
 
 def _follow(trips: Trips, event: Event) -> bool:
@@ -136,7 +140,7 @@ def _windows_between_draws(events: list[Event], trainers: frozenset[int]) -> lis
     opened: Event | None = None
     started: Event | None = None  # a loader that is about to be drawn from for the first time
     for event in events:
-        if event.kind in (STARTED, DRAW, END) and event.key not in trainers:
+        if event.kind in _OURS or (event.kind in (STARTED, DRAW, END) and event.key not in trainers):
             continue
         is_over = _follow(trips, event)
         if is_over and opened is not None:
@@ -251,9 +255,10 @@ def _parts(inside: list[Event], start: float, end: float, cut: list[tuple[float,
     totals = dict.fromkeys(SHARES, 0.0)
     open_events: list[tuple[float, str]] = []
     for event in inside:
-        if event.kind not in _SHARE_OF or any(a <= event.start < b for a, b in cut):
+        if event.kind not in _SHARE_OF:
             continue
-        seconds = min(event.end, end) - event.start
+        until = min(event.end, end)
+        seconds = until - event.start - sum(max(0.0, min(b, until) - max(a, event.start)) for a, b in cut)
         while open_events and open_events[-1][0] <= event.start:
             open_events.pop()
         if open_events:
