@@ -28,11 +28,12 @@ from factors import SCRIPT, gains
 
 from hotlap.catalogue import TECHNIQUES, find
 from hotlap.errors import HotlapError
-from hotlap.measure.bench import Bench, Timed
+from hotlap.measure.bench import Bench
 from hotlap.measure.candidates import Candidate, Skipped, clash, consider, partners
 from hotlap.measure.found import KEEP_GAIN
 from hotlap.measure.order import Order
 from hotlap.measure.sameness import Sameness, failure, passed
+from hotlap.measure.timed import Timed
 from hotlap.measure.trial import Trial, Trials
 from hotlap.measure.tune import facts, order_for
 from hotlap.observe.launch import Target

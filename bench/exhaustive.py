@@ -29,10 +29,11 @@ from typing import Any
 
 from hotlap.catalogue import find
 from hotlap.errors import HotlapError
-from hotlap.measure.bench import Bench, Role, Timed
+from hotlap.measure.bench import Bench, Role
 from hotlap.measure.candidates import clash
 from hotlap.measure.sameness import Sameness, failure, passed
 from hotlap.measure.stats import student_quantile
+from hotlap.measure.timed import Timed
 from hotlap.measure.trial import Trials
 from hotlap.measure.tune import Wishes, facts, order_for, tune
 from hotlap.observe.launch import Target

@@ -24,12 +24,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hotlap.measure.bench import Bench, Role, Timed, Untimed
+from hotlap.measure.bench import Bench, Role
 from hotlap.measure.candidates import clash
 from hotlap.measure.pace import pace
 from hotlap.measure.proof import PARITY_TRIALS, Proof
 from hotlap.measure.search import Search
 from hotlap.measure.settling import Settling
+from hotlap.measure.timed import Timed, Untimed
 from hotlap.observe.run import SHARES, Run
 from hotlap.technique import CannotHelp, Choice, Family, Parity, Technique, Try
 

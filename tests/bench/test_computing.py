@@ -22,8 +22,8 @@ from arms import Course
 from factors import factor, gains
 
 from hotlap.errors import HotlapError
-from hotlap.measure.bench import Timed, Untimed
 from hotlap.measure.order import Order
+from hotlap.measure.timed import Timed, Untimed
 from hotlap.measure.trial import Trials
 from hotlap.technique import CannotHelp, Choice, Family, Parity, Technique, Try
 

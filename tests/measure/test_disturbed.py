@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from hotlap.catalogue import find
-from hotlap.measure.bench import Bench, Timed
+from hotlap.measure.bench import Bench
 from hotlap.measure.order import Order
+from hotlap.measure.timed import Timed
 from hotlap.measure.trial import Trial
 from hotlap.observe.run import LoaderFacts, Run
 from hotlap.technique import Choice

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from waiting import PATIENCE_SECONDS
 
-from hotlap.measure.bench import Bench, Timed, Untimed
+from hotlap.measure.bench import Bench
 from hotlap.measure.order import Order
+from hotlap.measure.timed import Timed, Untimed
 from hotlap.measure.trial import Trials
 from hotlap.measure.warmup import recompiles
 from hotlap.technique import Choice

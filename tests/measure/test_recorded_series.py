@@ -19,11 +19,12 @@ import pytest
 from planted import DoesNothing
 
 from hotlap.measure import stats
-from hotlap.measure.bench import Bench, Timed, is_disturbed
+from hotlap.measure.bench import Bench, is_disturbed
 from hotlap.measure.found import Found
 from hotlap.measure.pace import pace
 from hotlap.measure.proof import Proof
 from hotlap.measure.stats import LOOKS, Decision, block_means, calibration_sd, compare, smallest_gain, student_quantile
+from hotlap.measure.timed import Timed
 from hotlap.observe.run import Run
 from hotlap.report.findings import TrialTimes
 from hotlap.technique import Choice

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hotlap.measure import known
-from hotlap.measure.bench import Bench, Timed, Untimed
+from hotlap.measure.bench import Bench
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.known import Known
@@ -17,6 +17,7 @@ from hotlap.measure.proof import Proof
 from hotlap.measure.search import Search
 from hotlap.measure.settling import Settling
 from hotlap.measure.stats import Comparison, Decision
+from hotlap.measure.timed import Timed, Untimed
 from hotlap.measure.verdicts import no_baseline
 from hotlap.observe.run import Run
 from hotlap.report.findings import Interval
@@ -644,6 +645,7 @@ def test_what_stands_aside_in_one_setting_is_tried_in_another(together: bool) ->
 
 
 class Companion(Fast):
+    between_steps = True
     comes_with = frozenset({"layout"})
 
     def settings(self, run: Run) -> Sequence[Try]:
@@ -655,7 +657,7 @@ def test_what_no_step_shows_comes_with_what_it_belongs_to(is_kept: bool) -> None
     bench = Made({(): 1.0, ("layout",): 0.5 if is_kept else 1.0})
     made = search(bench, Layout(), Companion())
     made.screening.run()
-    made._take_companions()
+    made.epochs.run()
     assert [str(choice) for choice in made.found.plan] == (["layout", "companion"] if is_kept else [])
     assert all("companion" not in plan for plan in bench.asked), "it is not tried by itself"
     assert made.found.gains.get("companion") is None

@@ -412,6 +412,18 @@ def test_hotlap_at_work_while_a_loader_starts_hides_no_epoch() -> None:
     assert steps[0].parts[SHARES.index("wait")] == 7
 
 
+def test_a_whole_epoch_is_all_that_comes_before_the_next_but_hotlaps_own() -> None:
+    tape = Tape()
+
+    def between() -> None:
+        tape.evaluate()
+        tape(OWN, 0, 100)
+        tape.idle(20)  # a checkpoint
+
+    tape.epochs(3, 4, after=between)
+    assert anatomy(tape.events).epoch_seconds == [4 * 15 + 1 + 3 * 16 + 1 + 20] * 2
+
+
 def test_weights_updated_by_hand_make_steps_from_backward_to_backward() -> None:
     tape = Tape()
     for _ in range(12):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import secrets
 import time
@@ -15,10 +16,12 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 from hotlap.catalogue.resident_dataset import ResidentDataset
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
+from hotlap.observe.run import LoaderFacts, Run
 from hotlap.parts import resident_loader
 from hotlap.parts.purity import reader, same, why_impure
 from hotlap.parts.resident import Refused, Resident, Room
 from hotlap.parts.resident_loader import serves, why_not
+from hotlap.technique import CannotHelp
 
 
 class Squares(Dataset):
@@ -110,6 +113,52 @@ def test_batches_are_the_callers_own(kept) -> None:
             assert batch["x"][0, 0] == batch["y"][0] ** 2
             batch["x"].zero_()
     assert serves(loader)
+
+
+def with_tests(workers: int, number: int = 3) -> tuple[list, bool, bool]:
+    """What a training that draws at random and the tests after each of its epochs deliver, and which of them were
+    kept."""
+    torch.manual_seed(1)
+    training = DataLoader(Drawing(lambda: torch.rand(1)), 8, shuffle=True)
+    test = DataLoader(Squares(), 8, num_workers=workers, persistent_workers=workers > 0)
+    found = []
+    for _ in range(number):
+        found += [(batch["y"].tolist(), batch["z"].tolist()) for batch in training]
+        with torch.no_grad():
+            found += [batch["x"].tolist() for batch in test]
+    return [*found, torch.rand(1).item()], serves(training), serves(test)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_only_tests_are_kept(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    monkeypatch.setattr(resident_loader, "free_cores", lambda workers: 0)
+    expected, *_ = with_tests(workers)
+    joints = Joints()
+    patch = Patch(joints)
+    ResidentDataset().apply(patch, {"of": "tests"})
+    try:
+        found, is_training_kept, is_test_kept = with_tests(workers)
+    finally:
+        patch.undo()
+    assert found == expected
+    assert is_test_kept and not is_training_kept and joints.withdrawn == []
+
+
+def loader_run(draws: int, random_tests: bool = False) -> Run:
+    def facts(trains: bool, draws_random: bool, drawn: int) -> LoaderFacts:
+        plain = LoaderFacts("Squares", 8, 0, 2, False, False, False, False, 37, False, "fork")
+        return dataclasses.replace(plain, trains=trains, draws_random=draws_random, draws=drawn)
+
+    loaders = [facts(True, True, 9), facts(False, random_tests, draws)]
+    return Run(torch="2.13.0", device="cpu", loaders=loaders)
+
+
+def test_tests_are_offered_where_the_training_draws_at_random_and_they_do_not() -> None:
+    tries = ResidentDataset().settings(loader_run(draws=5))
+    assert not isinstance(tries, CannotHelp) and [one.setting for one in tries] == [{"of": "tests"}]
+    for run in (loader_run(draws=0), loader_run(draws=5, random_tests=True)):
+        refused = ResidentDataset().settings(run)
+        assert isinstance(refused, CannotHelp) and refused.reason.startswith("its samples are drawn at random")
 
 
 TORCHS, NUMPYS = torch.Generator(), numpy.random.default_rng(1)

@@ -29,8 +29,9 @@ class CapturedEvaluation(Technique):
     read tensors that are not the model's, models with hooks or in training mode, and calls under `torch.compile`. Each
     kind, four at most, keeps the memory of one forward.
 
-    `tune` measures steps, which this does not touch. So it comes with `captured-pass` and `captured-model`, where a
-    trial has shown that launches are what the script waits for, and is in the plan when that is held to parity.
+    No step shows what it saves: `tune` times whole epochs for it, where they are short enough with the rest of the
+    plan. Where they are not, it comes with `captured-pass` and `captured-model`: a trial has shown then that launches
+    are what the script waits for.
 
     ## What changes numerically
     The same kernels in the same order. The first two replays of each recording are held against the plain call, outputs
@@ -43,6 +44,7 @@ class CapturedEvaluation(Technique):
     family = Family.COMPUTE
     needs = Needs(device="cuda")
     aliases = ("evaluation graph", "cuda graph inference", "generate", "validation")
+    between_steps = True
     comes_with = frozenset({"captured pass", "recorded calls"})
 
     def parity(self, run: Run | None) -> Parity:

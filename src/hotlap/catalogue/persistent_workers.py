@@ -51,6 +51,7 @@ class PersistentWorkers(Technique):
 
     family = Family.WAIT
     aliases = ("persistent_workers",)
+    between_steps = True
 
     def parity(self, run: Run | None) -> Parity:
         certain = run is not None and all(loader.draws_random is False for loader in run.loaders if loader.trains)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hotlap.observe.run import LoaderFacts, Run
 
 DEVICE = "device"
+TESTS = "tests"
 _SHARE_OF_MEMORY = 0.25  # of what is free, for all loaders together
 
 
@@ -28,6 +29,9 @@ class ResidentDataset(Technique):
     there: batches are gathered there by index, and moving one to the device costs nothing. For the script they are
     tensors in main memory; whatever else it does with one brings it there, and a script that does not move its batches
     gets them from main memory again. The speed records on small data sets do this by hand.
+
+    With `of=tests` only loaders that start while gradients are off are kept, as in a test after each epoch: its samples
+    are mostly the same each time, also where the training draws its own at random. `tune` tries that by whole epochs.
 
     ## When it does not help
     Data sets that draw something at random for each sample (augmentation) must not be kept: every epoch shall see
@@ -53,8 +57,8 @@ class ResidentDataset(Technique):
     family = Family.WAIT
     aliases = ("in-memory dataset", "TensorDataset", "preload", "ram dataset")
     traits = frozenset({"kept samples"})
-    fills_in_an_epoch = True
-    more_settings: ClassVar[Setting] = {"on": DEVICE}
+    fills_in_an_epoch = between_steps = True
+    more_settings: ClassVar[Setting] = {"on": DEVICE, "of": TESTS}
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.IDENTICAL
@@ -68,12 +72,16 @@ class ResidentDataset(Technique):
         training = [loader for loader in run.loaders if loader.trains]
         reasons = [_why_not(loader) for loader in training]
         if not training or all(reasons):
+            tests = [loader for loader in run.loaders if loader.draws and not loader.trains]
+            if any(_why_not(loader) is None for loader in tests):
+                return [Try({"of": TESTS}, 0.0)]
             return CannotHelp(next(iter(filter(None, reasons)), "no training loader was seen"))
         here = Try({}, run.share("wait"))
         on_host = run.share("wait", "copy", "other")  # only a close watch tells copies from the rest
         return [Try({"on": DEVICE}, on_host), here] if run.device == "cuda" else [here]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
+        import torch
         from torch.utils.data import DataLoader
 
         from hotlap.observe.dataset_state import dataset_state
@@ -84,9 +92,14 @@ class ResidentDataset(Technique):
         limit = int(_SHARE_OF_MEMORY * free_memory())  # a container may have less than its machine
         place = device_in_use if setting.get("on") == DEVICE else None
         residency = Residency(limit, dataset_state, patch.withdraw, place)
-        get_iterator = DataLoader._get_iterator
+        get_iterator, is_for_tests = DataLoader._get_iterator, setting.get("of") == TESTS
+
+        def iterator(loader: Any) -> Any:
+            trains = is_for_tests and torch.is_grad_enabled()
+            return get_iterator(loader) if trains else residency.iterator(get_iterator, loader)
+
         patch.on_undo(residency.close)
-        patch.set(DataLoader, "_get_iterator", lambda loader: residency.iterator(get_iterator, loader))
+        patch.set(DataLoader, "_get_iterator", iterator)
 
 
 def _why_not(loader: LoaderFacts) -> str | None:

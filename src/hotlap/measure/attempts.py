@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hotlap.measure.bench import Bench, Timed
+from hotlap.measure.bench import Bench
 from hotlap.measure.candidates import clash
 from hotlap.measure.found import Found
 from hotlap.measure.purse import Purse
+from hotlap.measure.timed import Timed
 from hotlap.report.findings import NotTried
 from hotlap.technique import Choice
 

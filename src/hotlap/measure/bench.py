@@ -7,7 +7,6 @@ import math
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from hotlap.measure.known import Known, Recalled
@@ -16,6 +15,7 @@ from hotlap.measure.order import Role as ParityRole
 from hotlap.measure.pace import SHORT_EPOCH, pace
 from hotlap.measure.parity import SEED
 from hotlap.measure.stats import level
+from hotlap.measure.timed import Timed, Untimed, a_step, timed, whole_epoch
 from hotlap.measure.trial import Trial, Trials
 from hotlap.measure.warmup import recompiles
 from hotlap.observe.run import Run
@@ -23,7 +23,7 @@ from hotlap.records import from_json, to_json
 from hotlap.report.findings import TrialTimes
 from hotlap.technique import Choice
 
-Role = Literal["baseline", "screen", "confirm", "ablation"]
+Role = Literal["baseline", "screen", "confirm", "ablation", "epochs"]
 _DISTURBED = 0.05  # run-queue delay as a share of wall clock times threads
 _MOST_HOSTS = 50
 _PATIENCE = 2.0  # a candidate that trains so many times longer than the script did is stopped where it is
@@ -45,27 +45,6 @@ class Listener(Protocol):
     def stopped(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Timed:
-    """One timed process."""
-
-    level: float  # seconds a step
-    run: Run
-    ending: str
-    seconds: float
-    settled: bool
-
-
-@dataclass(frozen=True)
-class Untimed:
-    """One process that gave no figure, and why."""
-
-    ending: str
-    run: Run | None
-    log: str
-    level: float | None = None  # where only something of ours stood aside: the pace of the rest
-
-
 class Bench:
     """Runs timing trials of one script and keeps what they showed."""
 
@@ -82,6 +61,10 @@ class Bench:
         self._disturbances: list[tuple[str, bool]] = []  # plans, and whether their trials were disturbed
         self.epoch_allowance = _EPOCH_ALLOWANCE * trial_seconds  # of training, that a trial may take to see past one
         self.epoch_steps = 0  # of the shortest training epoch, where trials can see past it
+        self._epoch_length, self.epoch_limit = (
+            0,
+            math.inf,
+        )  # steps, and how many seconds a trial of whole epochs may take
         self._trained_seconds = 0.0  # what the script itself needed in its latest trial
         self.storm = ""  # where the script by itself compiles again and again, which no plan is blamed for
         self.times: list[TrialTimes] = []
@@ -111,10 +94,10 @@ class Bench:
 
     def see_past_an_epoch(self, run: Run) -> bool:
         """Lengthen trials so that caches fill and the last, smaller batch shows up, where that is affordable."""
-        steps = [-(-ld.length // ld.batch_size) for ld in run.loaders if ld.trains and ld.length and ld.batch_size]
-        if not steps or not run.step_seconds:
+        epoch = run.epoch_length
+        if not epoch or not run.step_seconds:
             return False
-        epoch, step_seconds = min(steps), level(run.step_seconds)
+        step_seconds = level(run.step_seconds)
         wanted = epoch + _STEPS_AT_LEAST
         whole = epoch * (1 + max(2, -(-_STEPS_AT_LEAST // epoch))) + 1  # the first, two more, and the start of another
         if epoch <= SHORT_EPOCH and whole * step_seconds <= self.epoch_allowance:
@@ -130,6 +113,7 @@ class Bench:
 
     def begin(self, run: Run, baselines: Sequence[float]) -> None:
         """The baseline is known: what follows is kept, and what is on record can be held against it."""
+        self._epoch_length = run.epoch_length
         self.known.begin(run, baselines)
         self.keep("baseline", [], None)
 
@@ -142,19 +126,20 @@ class Bench:
         length = (self._seconds, self._steps_at_least)
         self.known.keep(kind, plan, found, self.spent, trials, length, self._sources)
 
-    def knows(self, plan: Sequence[Choice]) -> bool:
+    def knows(self, plan: Sequence[Choice], kind: str = "time") -> bool:
         """Whether a single trial of it would cost nothing."""
-        return bool(self._doom(plan)) or self._recalled(plan) is not None
+        return bool(self._doom(plan)) or self._recalled(plan, kind) is not None
 
     def time(self, plan: Sequence[Choice], label: str, role: Role, again: int = 0) -> Timed | Untimed:
         """One trial. Where a single one is enough, one on record will do: baselines and pairs are always run. `again`
-        asks for another opinion, each of which is on record by itself."""
+        asks for another opinion, each of which is on record by itself. Trials of whole epochs, tests and all, go from
+        the first to the start of the third."""
         if role in ("baseline", "confirm"):
             return self._measured(plan, label, role)
         doom = self._doom(plan)
         if doom:
             return Untimed(doom, None, "")
-        kind = f"time again {again}" if again else "time"
+        kind = "epochs" if role == "epochs" else f"time again {again}" if again else "time"
         known = self._recalled(plan, kind)
         if known is not None:
             timing, recalled = known
@@ -163,7 +148,7 @@ class Bench:
             day = self.known.use(recalled)
             if timing.run is not None and day:
                 self.times.append(_times(label, role, timing.ending, timing.run, day))
-            self._listener.ended(label, role, f"{_verdict(timing)}, known{' from ' + day if day else ''}")
+            self._listener.ended(label, role, f"{_verdict(timing, role)}, known{' from ' + day if day else ''}")
             return timing
         timing = self._measured(plan, label, role)
         self._note_death(plan, timing)
@@ -234,17 +219,19 @@ class Bench:
         self.hosts = list(dict.fromkeys([*self.hosts, *trial.hosts]))[:_MOST_HOSTS]
         return trial
 
+    def _length(self, plan: Sequence[Choice], role: Role) -> dict[str, Any]:
+        """Of a trial, as an order says it."""
+        if role == "epochs":
+            limit = min(self.epoch_limit, self._order.limit_seconds)
+            return {"steps": 2 * self._epoch_length + 2, "limit_seconds": limit}
+        patience = _PATIENCE * self._trained_seconds if plan else 0.0
+        return {"seconds": self._seconds, "steps_at_least": self._steps_at_least, "seconds_at_most": patience}
+
     def _once(self, plan: Sequence[Choice], label: str, role: Role) -> Timed | Untimed:
         self._listener.started(label, role)
-        order = dataclasses.replace(
-            self._order,
-            choices=[choice.to_json() for choice in plan],
-            seconds=self._seconds,
-            steps_at_least=self._steps_at_least,
-            seconds_at_most=_PATIENCE * self._trained_seconds if plan else 0.0,
-        )
-        trial = self._run(order)
-        timing = _timing(trial)
+        choices = [choice.to_json() for choice in plan]
+        trial = self._run(dataclasses.replace(self._order, choices=choices, **self._length(plan, role)))
+        timing = timed(trial, whole_epoch if role == "epochs" else a_step)
         run = trial.run
         storm = recompiles(run) if run is not None else ""
         if not plan:
@@ -256,7 +243,7 @@ class Bench:
         if run is not None:
             self.times.append(_times(label, role, trial.ending, run))
             self._disturbances.append((_name(plan), self.times[-1].disturbed))
-        self._listener.ended(label, role, _verdict(timing))
+        self._listener.ended(label, role, _verdict(timing, role))
         return timing
 
 
@@ -269,25 +256,12 @@ def is_disturbed(run: Run) -> bool:
     return run.queue_seconds > _DISTURBED * run.wall_seconds * run.threads
 
 
-def _verdict(timing: Timed | Untimed) -> str:
-    return f"{1e3 * timing.level:.1f} ms" if isinstance(timing, Timed) else timing.ending
+def _verdict(timing: Timed | Untimed, role: Role = "screen") -> str:
+    if not isinstance(timing, Timed):
+        return timing.ending
+    return f"{timing.level:.2f} s an epoch" if role == "epochs" else f"{1e3 * timing.level:.1f} ms"
 
 
 def _times(label: str, role: Role, ending: str, run: Run, reused: str = "") -> TrialTimes:
     warm = pace(run).warmup_steps if run.step_seconds else 0
     return TrialTimes(label, role, ending, run.step_seconds, warm, run.startup_seconds, is_disturbed(run), reused)
-
-
-def _timing(trial: Trial) -> Timed | Untimed:
-    run = trial.run
-    if run is None or not trial.good:
-        return Untimed(trial.ending, run, trial.log)
-    if not all(map(math.isfinite, run.losses)):
-        return Untimed("the loss became non-finite", run, trial.log)
-    if len(run.step_seconds) < 3:
-        seen = len(run.step_seconds)
-        return Untimed(f"only {seen} training step{'' if seen == 1 else 's'} seen in its own process", run, trial.log)
-    found = pace(run)
-    if run.withdrawn:
-        return Untimed(f"could not be applied: {run.withdrawn[0]}", run, trial.log, found.level)
-    return Timed(found.level, run, trial.ending, trial.seconds, found.settled)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hotlap.measure.stats import Comparison, Decision, calibration_sd, compare, smallest_gain
 from hotlap.observe.run import Run
-from hotlap.report.findings import Ablation, Interval, NotTried, ParityCheck, Rejected
+from hotlap.report.findings import Ablation, EpochTimes, Interval, NotTried, ParityCheck, Rejected
 from hotlap.technique import Choice, Parity
 
 KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this, and than the noise
@@ -21,6 +21,8 @@ class Found:
     plan: list[Choice] = field(default_factory=list)
     gains: dict[str, float | None] = field(default_factory=dict)  # screened; None where it came in with others
     parities: dict[str, Parity] = field(default_factory=dict)
+    epoch: EpochTimes | None = None  # by single trials, where what saves between steps was taken in
+    epoch_gains: dict[str, float] = field(default_factory=dict)  # of that, each
     rejected: list[Rejected] = field(default_factory=list)
     not_tried: list[NotTried] = field(default_factory=list)
     ablation: list[Ablation] = field(default_factory=list)

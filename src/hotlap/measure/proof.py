@@ -7,13 +7,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hotlap.measure.bench import Bench, Timed
+from hotlap.measure.bench import Bench
 from hotlap.measure.candidates import accompanied
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.culprits import without_culprits
 from hotlap.measure.found import Found
 from hotlap.measure.sameness import Sameness, failure, level_of, passed
 from hotlap.measure.stats import LOOKS, Decision, calibration_sd, compare
+from hotlap.measure.timed import Timed
 from hotlap.observe.run import Run
 from hotlap.records import from_json, to_json
 from hotlap.report.findings import Ablation, ParityCheck, TrialTimes
@@ -224,10 +225,14 @@ class Proof:
         """Each alone and each left out, by single trials, with what is left of the budget."""
         if not self.found.confirmed:
             return
-        for choice in self.found.plan:
+        for choice in (one for one in self.found.plan if not self._is_between_steps(one)):
             rest = [other for other in self.found.plan if other is not choice]
             left_out = self._ratio(rest, f"without {choice}") if rest else None
             self.found.ablation.append(Ablation(choice.technique.id, self._ratio([choice], str(choice)), left_out))
+
+    def _is_between_steps(self, choice: Choice) -> bool:
+        """Then no step tells what it is worth."""
+        return bool(choice.technique.comes_with) or choice.technique.id in self.found.epoch_gains
 
     def _ratio(self, plan: list[Choice], label: str) -> float | None:
         if self._bench.spent + self._trial_seconds > self._budget and not self._bench.knows(plan):

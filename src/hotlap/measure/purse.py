@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hotlap.measure.bench import Bench
 from hotlap.measure.proof import PARITY_TRIALS
@@ -18,12 +18,14 @@ class Purse:
         self.trial_seconds = 0.0  # what a trial of the script costs, start-up included
         self.plan_seconds = 0.0  # and one of the plan so far
         self.reserved = 0.0  # of what is left for trials
+        self.for_epochs: Callable[[], float] = float  # the same for whole epochs with the plan so far
 
     def has_room_for(self, plan: Sequence[Choice], trials: int = 1, start_up_seconds: float = 0.0) -> bool:
         return self.has_room(trials, start_up_seconds) or self._bench.knows(plan)
 
     def has_room(self, trials: int, start_up_seconds: float = 0.0) -> bool:
-        return self.until_proof >= trials * self.plan_seconds + start_up_seconds + self.reserved
+        wanted = trials * self.plan_seconds + start_up_seconds
+        return self.until_proof >= wanted + self.reserved + self.for_epochs()
 
     @property
     def until_proof(self) -> float:

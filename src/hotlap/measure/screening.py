@@ -7,11 +7,12 @@ import math
 from collections.abc import Sequence
 
 from hotlap.measure.attempts import Attempts
-from hotlap.measure.bench import Bench, Listener, Timed
+from hotlap.measure.bench import Bench, Listener
 from hotlap.measure.candidates import Candidate, Skipped, clash, consider, partners
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.purse import Purse
+from hotlap.measure.timed import Timed
 from hotlap.measure.verdicts import no_gain
 from hotlap.report import figures
 from hotlap.report.findings import NotTried

@@ -7,17 +7,18 @@ import statistics
 from collections.abc import Sequence
 
 from hotlap.errors import HotlapError
-from hotlap.measure.bench import Bench, Listener, Timed
-from hotlap.measure.candidates import Candidate, Skipped, able, clash, consider, has_company
+from hotlap.measure.bench import Bench, Listener
+from hotlap.measure.candidates import Candidate, consider
 from hotlap.measure.caveats import Caveat
+from hotlap.measure.epochs import Epochs
 from hotlap.measure.found import Found
 from hotlap.measure.proof import Proof
 from hotlap.measure.purse import Purse
 from hotlap.measure.screening import Screening
 from hotlap.measure.settling import Settling
+from hotlap.measure.timed import Timed
 from hotlap.measure.verdicts import no_baseline
 from hotlap.observe.run import Run
-from hotlap.report.findings import NotTried
 from hotlap.technique import Technique
 
 BASELINES = 3  # a first look, and two that count
@@ -39,13 +40,15 @@ class Search:
         self._parity_folder, self._listener, self._allow_different = parity_folder, listener, allow_different
         self.found, self.purse = Found(), Purse(bench, budget_seconds)
         self.screening = Screening(bench, self.purse, self.found, techniques, listener, allow_different)
+        self.epochs = Epochs(bench, self.purse, self.found, techniques, allow_different)
+        self.purse.for_epochs = lambda: self.epochs.seconds_wanted
 
     def run(self) -> Found:
         try:
             self._baseline()
             self.screening.run()
             Settling(self._bench, self.purse, self.found).run(self.screening.passed_over)
-            self._take_companions()
+            self.epochs.run()
             Proof(self._bench, self.found, self._budget, self.purse.trial_seconds, self._parity_folder).run()
         except KeyboardInterrupt:
             if self.found.before is None:
@@ -90,22 +93,6 @@ class Search:
         self.found.level = statistics.median(self.found.baselines)
         self.purse.trial_seconds = self.purse.plan_seconds = usual.seconds
         self._bench.begin(usual.run, self.found.baselines)
-
-    def _take_companions(self) -> None:
-        """What saves nothing in a step, such as a faster test after each epoch, goes with what it belongs to, and is
-        held to parity and proof with it."""
-        found = self.found
-        run = found.after or found.before
-        assert run is not None
-        for technique in (one for one in self._techniques if one.comes_with):
-            verdict = able(technique, run, self._allow_different)
-            is_wanted = has_company(technique, found.plan)
-            if isinstance(verdict, Candidate) and is_wanted and clash(verdict.choice(), found.plan) is None:
-                found.parities[technique.id], found.gains[technique.id] = verdict.parity, None
-                found.plan.append(verdict.choice())
-            else:
-                reason = verdict.reason if isinstance(verdict, Skipped) else "nothing that it comes with is in the plan"
-                found.not_tried.append(NotTried(technique.id, reason))
 
     def _may_help(self, technique: Technique, run: Run) -> bool:
         return isinstance(consider(technique, run, self._allow_different), Candidate)

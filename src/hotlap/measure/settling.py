@@ -11,11 +11,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hotlap.measure.bench import Bench, Timed
+from hotlap.measure.bench import Bench
 from hotlap.measure.candidates import clash, partners
 from hotlap.measure.found import KEEP_GAIN, Found
 from hotlap.measure.purse import Purse
 from hotlap.measure.stats import process_sd
+from hotlap.measure.timed import Timed
 from hotlap.technique import Choice
 
 _SURE = 1.64  # standard errors: one in twenty is taken for the better wrongly; by simulation it matters little

@@ -172,6 +172,7 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
                 dict(choice.setting),
                 found.gains[choice.technique.id],
                 found.parities[choice.technique.id].value,
+                found.epoch_gains.get(choice.technique.id),
             )
             for choice in kept
         ],
@@ -200,6 +201,7 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         reused_trials=bench.known.reused,
         earlier_seconds=bench.known.earlier_seconds,
         compiled=str(after.compiled),
+        epoch=found.epoch if kept else None,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hotlap.measure.bench import Untimed
 from hotlap.measure.found import KEEP_GAIN
+from hotlap.measure.timed import Untimed
 from hotlap.observe.run import Run
 from hotlap.technique import Choice
 

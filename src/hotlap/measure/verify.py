@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from hotlap.errors import HotlapError
 from hotlap.evidence import Evidence
-from hotlap.measure.bench import Bench, Listener, Timed, Untimed
+from hotlap.measure.bench import Bench, Listener
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.proof import Proof
 from hotlap.measure.sameness import Sameness
+from hotlap.measure.timed import Timed, Untimed
 from hotlap.measure.trial import Trials
 from hotlap.measure.tune import facts, order_for
 from hotlap.measure.verdicts import no_baseline

@@ -40,6 +40,7 @@ class Anatomy:
     evaluations: list[tuple[float, float]]
     evaluation_parts: tuple[float, ...]  # seconds in all, in the order of SHARES
     training_loaders: frozenset[int]
+    epoch_seconds: list[float]  # of each whole epoch, with all that comes at its end; hotlap's own work is cut out
 
     @property
     def evaluation_seconds(self) -> float:
@@ -64,7 +65,8 @@ def anatomy(events: list[Event]) -> Anatomy:
     else:
         windows = _windows_between_backwards(events)
     evaluations = _merged([*_evaluations(events, trainers), *_judgements(events)])
-    cuts = _merged([*evaluations, *((event.start, event.end) for event in events if event.kind == OWN)])
+    own = _merged([(event.start, event.end) for event in events if event.kind == OWN])
+    cuts = _merged([*evaluations, *own])
     looks = [(event.start, event.end) for event in events if event.kind == LOOK]
     starts = [event.start for event in events]
     first = {event.start for event in events if event.kind == STARTED}
@@ -83,11 +85,23 @@ def anatomy(events: list[Event]) -> Anatomy:
         judged = any(a < end and start < b for a, b in evaluations)
         steps.append(_step(window, inside, cut, start in first, judged))
     passes = [_parts(between(a, b), a, b, []) for a, b in evaluations]
-    return Anatomy(steps, evaluations, tuple(map(sum, zip(*passes, strict=True))), trainers)
+    epochs = pairwise(step.start for step in steps if step.starts_epoch)
+    return Anatomy(
+        steps,
+        evaluations,
+        tuple(map(sum, zip(*passes, strict=True))),
+        trainers,
+        [b - a - _inside(own, a, b) for a, b in epochs],
+    )
 
 
 def _sum(spans: list[tuple[float, float]]) -> float:
     return sum(b - a for a, b in spans)
+
+
+def _inside(spans: list[tuple[float, float]], start: float, end: float) -> float:
+    """Seconds of the spans that lie between two moments."""
+    return sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
 
 
 def host_spans(events: list[Event], start: float, end: float) -> list[tuple[str, float, float]]:
@@ -258,7 +272,7 @@ def _parts(inside: list[Event], start: float, end: float, cut: list[tuple[float,
         if event.kind not in _SHARE_OF:
             continue
         until = min(event.end, end)
-        seconds = until - event.start - sum(max(0.0, min(b, until) - max(a, event.start)) for a, b in cut)
+        seconds = until - event.start - _inside(cut, event.start, until)
         while open_events and open_events[-1][0] <= event.start:
             open_events.pop()
         if open_events:

@@ -35,6 +35,7 @@ def complete(snapshot: Snapshot, events: list[Event]) -> Run:
         step_parts=[list(step.parts) for step in parts.steps],
         device_parts=[list(step.device_parts) for step in parts.steps if step.device_parts],
         epoch_starts=[number for number, step in enumerate(parts.steps) if step.starts_epoch],
+        epoch_seconds=parts.epoch_seconds,
         evaluation_seconds=parts.evaluation_seconds,
         evaluation_passes=len(parts.evaluations),
         evaluation_parts=list(parts.evaluation_parts),

@@ -159,6 +159,7 @@ class Run:
     step_parts: list[list[float]] = field(default_factory=list)  # seconds per step, in the order of SHARES
     device_parts: list[list[float]] = field(default_factory=list)  # the same on the device's clock, where marked
     epoch_starts: list[int] = field(default_factory=list)  # which of the steps kept begin an epoch
+    epoch_seconds: list[float] = field(default_factory=list)  # of each whole one, with its tests
     steps: int = 0  # counted, also those no longer kept
     warmup_steps: int = -1  # left out of the shares; -1 = a tenth of the steps
     trouble: str = ""  # the first error of hotlap's own, which cost a part of the record
@@ -198,6 +199,12 @@ class Run:
     def shares(self) -> dict[str, float]:
         first = self.warmup_steps if self.warmup_steps >= 0 else len(self.step_parts) // 10
         return shares(self.step_parts[first:])
+
+    @property
+    def epoch_length(self) -> int:
+        """Steps of the shortest training epoch; 0 = not known."""
+        training = [one for one in self.loaders if one.trains and one.length and one.batch_size]
+        return min((-(-(one.length or 0) // (one.batch_size or 1)) for one in training), default=0)
 
     @property
     def epoch_start_share(self) -> float:

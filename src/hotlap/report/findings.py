@@ -59,6 +59,17 @@ class Kept:
     setting: dict[str, Any]
     ratio: float | None  # screened: what it added when it was taken in; None where it came in with others
     parity: str
+    epoch_ratio: float | None = None  # of a whole epoch, where it saves between steps
+
+
+@dataclass(frozen=True)
+class EpochTimes:
+    """Seconds of a whole epoch, tests and all, by single trials: with what makes steps faster, and with what saves
+    between them as well."""
+
+    steps: int
+    before_seconds: float
+    after_seconds: float
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class ParityCheck:
 @dataclass(frozen=True)
 class TrialTimes:
     label: str  # "baseline", "plan", or the candidate's name
-    role: Literal["baseline", "screen", "confirm", "ablation"]
+    role: Literal["baseline", "screen", "confirm", "ablation", "epochs"]
     ending: str
     step_seconds: list[float]  # every step, raw, warm-up included
     warmup_steps: int
@@ -140,6 +151,7 @@ class TuneReport:
     reused_trials: int = 0  # known from earlier tunings
     earlier_seconds: float = 0.0  # what tunings under the same conditions cost before this one
     compiled: str = ""  # what torch.compile made of the script with its plan, in half a line
+    epoch: EpochTimes | None = None  # where something was kept that saves between steps
 
 
 @dataclass(frozen=True)

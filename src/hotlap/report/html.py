@@ -90,6 +90,7 @@ def _page(template: str, report: TuneReport | ProfileReport, **words: Any) -> st
             facts=wording.facts(report),
             hosts=wording.hosts(report) if isinstance(report, TuneReport) else "",
             compiled=report.compiled if isinstance(report, TuneReport) else "",
+            epoch=wording.epoch(report, ARROW) if isinstance(report, TuneReport) else "",
             **words,
         )
     )

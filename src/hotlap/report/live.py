@@ -16,6 +16,7 @@ _ROLES = {
     "parity": "same training?",
     "confirm": "proof by pairs",
     "ablation": "what each is worth",
+    "epochs": "whole epochs",
 }
 
 

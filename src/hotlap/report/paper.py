@@ -242,6 +242,7 @@ def _analysis(report: TuneReport) -> Part:
     said = [
         f"Parity: {wording.parity(report)}.",
         f"Tuning: {wording.cost(report)}.",
+        *([figures.sentence(wording.epoch(report))] if report.epoch is not None else []),
         *([figures.sentence(report.compiled)] if report.compiled else []),
         *map(figures.sentence, report.caveats),
         *([figures.sentence(wording.hosts(report))] if report.hosts else []),

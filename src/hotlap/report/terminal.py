@@ -105,6 +105,8 @@ def _tune_figures(report: TuneReport, rows: int, tight: bool) -> Table:
             table.add_row("", f"{check.what}: {figures.plain(check.figure)} ({check.limit})")
     gain = f"smallest gain this machine can show {figures.ratio(report.smallest_gain)}"
     table.add_row("A against A", f"{wording.a_against_a(report)}; {gain}")
+    if report.epoch is not None:
+        table.add_row("epochs", wording.epoch(report))
     table.add_row("cost", wording.cost(report))
     if report.compiled:
         table.add_row("compiler", figures.line(report.compiled))

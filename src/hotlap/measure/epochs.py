@@ -1,0 +1,131 @@
+"""What an epoch costs beside its steps: tests, workers that start, the first batch that is waited for.
+
+A step tells nothing of that, and where a plan has made steps fast it is what is left. So once the plan is known, whole
+epochs are timed with it, and with what could save between steps, by single trials like any other screening."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hotlap.measure.bench import Bench
+from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, able, clash, has_company
+from hotlap.measure.found import Found
+from hotlap.measure.purse import Purse
+from hotlap.measure.timed import Timed, Untimed
+from hotlap.observe.run import Run
+from hotlap.report.findings import EpochTimes, NotTried
+from hotlap.technique import Choice, Technique
+
+_TRIALS = 3  # to be kept room for: the plan, and two that could help
+_SHARE = 0.25  # of the budget, that they may take
+_WITH_TESTS = 1.25  # an epoch with its tests, in epochs of nothing but steps, as long as nobody knows
+
+
+class Epochs:
+    """Works on the plan that screening and settling made."""
+
+    def __init__(
+        self, bench: Bench, purse: Purse, found: Found, techniques: Sequence[Technique], allow_different: bool = False
+    ) -> None:
+        self._bench, self._purse, self.found, self._allow_different = bench, purse, found, allow_different
+        self._techniques = [one for one in techniques if one.between_steps]
+
+    def run(self) -> None:
+        if not self.found.plan or not self.seconds_wanted or not self._has_room():
+            self._take_companions()
+            return
+        timing = self._time([], "the plan so far")
+        if isinstance(timing, Timed):
+            self._try_all(timing)
+        else:
+            self._take_companions()
+
+    @property
+    def seconds_wanted(self) -> float:
+        """To be kept for this: nothing where epochs are too long, or nothing of it could matter."""
+        before = self.found.before
+        if before is None or not before.epoch_length or not self._techniques:
+            return 0.0
+        has_tests = any(not loader.trains for loader in before.loaders)
+        has_starts = any(loader.trains and loader.num_workers for loader in before.loaders)
+        wanted = _TRIALS * self._expected
+        return wanted if (has_tests or has_starts) and wanted <= _SHARE * self._purse.seconds else 0.0
+
+    @property
+    def _expected(self) -> float:
+        """Seconds of one trial of whole epochs, with the plan so far."""
+        assert self.found.before is not None
+        starting = sum(choice.start_up_seconds for choice in self.found.plan)
+        return self._purse.plan_seconds + starting + 2 * _WITH_TESTS * self.found.before.epoch_length * self.found.level
+
+    def _has_room(self, *more: Choice) -> bool:
+        is_known = self._bench.knows([*self.found.plan, *more], "epochs")
+        return is_known or self._purse.until_proof >= self._expected
+
+    def _time(self, more: Sequence[Choice], label: str) -> Timed | Untimed:
+        self._bench.epoch_limit = max(self._purse.until_proof, self._expected)
+        return self._bench.time([*self.found.plan, *more], label, "epochs")
+
+    def _try_all(self, plain: Timed) -> None:
+        """One after the other on top of the plan, where what lies between steps is worth it."""
+        best = plain
+        share = 1 - plain.run.epoch_length * self.found.level / plain.level
+        settled = {one.technique.id for one in self.found.plan} | {one.technique for one in self.found.rejected}
+        for technique in (one for one in self._techniques if one.id not in settled):
+            verdict = self._consider(technique, best.run)
+            if isinstance(verdict, Skipped):
+                self._note(technique, verdict.reason)
+            elif share < LEAST_SHARE:
+                self._note(technique, f"could save at most {100 * max(share, 0.0):.1f} % of an epoch")
+            elif not self._has_room(verdict.choice()):
+                self._note(technique, "the budget ended before whole epochs with it: try a larger --budget")
+            else:
+                best = self._try(verdict, best)
+        if best is not plain:
+            self.found.epoch = EpochTimes(plain.run.epoch_length, plain.level, best.level)
+
+    def _try(self, candidate: Candidate, best: Timed) -> Timed:
+        choice, found = candidate.choice(), self.found
+        found.not_tried[:] = [one for one in found.not_tried if one.technique != choice.technique.id]
+        timing = self._time([choice], str(choice))
+        if not isinstance(timing, Timed):
+            found.reject([choice], timing.ending)
+            return best
+        ratio = best.level / timing.level
+        if ratio < found.worth_keeping:
+            found.reject([choice], f"{ratio:.2f}x of a whole epoch in a trial")
+            return best
+        self._take(candidate)
+        found.epoch_gains[choice.technique.id] = ratio
+        return timing
+
+    def _take_companions(self) -> None:
+        """What nothing shows, such as a faster test after an epoch that is too long for trials, goes with what it
+        belongs to, and is held to parity and proof with it."""
+        run = self.found.after or self.found.before
+        assert run is not None
+        for technique in (one for one in self._techniques if one.comes_with):
+            verdict = self._consider(technique, run)
+            if isinstance(verdict, Skipped):
+                self._note(technique, verdict.reason)
+            else:
+                self._take(verdict)
+
+    def _take(self, candidate: Candidate) -> None:
+        technique = candidate.technique
+        self.found.parities[technique.id], self.found.gains[technique.id] = candidate.parity, None
+        self.found.plan.append(candidate.choice())
+
+    def _consider(self, technique: Technique, run: Run) -> Candidate | Skipped:
+        """Against what a run with the plan showed, and against the plan."""
+        verdict = able(technique, run, self._allow_different)
+        if isinstance(verdict, Skipped):
+            return verdict
+        if technique.comes_with and not has_company(technique, self.found.plan):
+            return Skipped(technique, "nothing that it comes with is in the plan")
+        enemy = clash(verdict.choice(), self.found.plan)
+        return verdict if enemy is None else Skipped(technique, f"cannot live with {enemy}")
+
+    def _note(self, technique: Technique, reason: str) -> None:
+        others = [one for one in self.found.not_tried if one.technique != technique.id]
+        self.found.not_tried[:] = [*others, NotTried(technique.id, reason)]

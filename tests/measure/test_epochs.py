@@ -1,0 +1,200 @@
+"""Whole epochs on a made-up bench: who is tried by them, what stays, and what is kept back of the budget for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from hotlap.measure.bench import Bench
+from hotlap.measure.epochs import Epochs
+from hotlap.measure.found import Found
+from hotlap.measure.purse import Purse
+from hotlap.measure.timed import Timed, Untimed, whole_epoch
+from hotlap.observe.run import LoaderFacts, Run
+from hotlap.technique import CannotHelp, Choice, Family, Parity, Technique, Try
+
+EPOCH = 10  # steps
+
+
+class Step(Technique):
+    """Makes steps faster, and is in the plan already."""
+
+    family = Family.COMPUTE
+    traits = frozenset({"recorded"})
+
+    def parity(self, run: Run | None) -> Parity:
+        return Parity.IDENTICAL
+
+    def apply(self, patch: Any, setting: Any) -> None: ...
+
+
+class Tests(Step):
+    between_steps = True
+    traits = frozenset()
+
+    def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
+        return [Try({"of": "tests"}, 0.0)] if run.epoch_seconds else CannotHelp("no whole epoch was seen")
+
+
+class Starts(Tests):
+    def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
+        return [Try({}, 0.0)]
+
+
+class Recorded(Starts):
+    comes_with = frozenset({"recorded"})
+
+
+class Homeless(Starts):
+    comes_with = frozenset({"something else"})
+
+
+class Enemy(Starts):
+    excludes = frozenset({"recorded"})
+
+
+def loader(trains: bool, workers: int = 0) -> LoaderFacts:
+    facts = LoaderFacts("Data", 4, workers, 2, False, False, False, False, 40, False, "fork")
+    return LoaderFacts(**{**vars(facts), "trains": trains, "draws": 1})
+
+
+BEFORE = Run(torch="2.13.0", device="cpu", loaders=[loader(trains=True), loader(trains=False)])
+
+
+class Made(Bench):
+    """Seconds an epoch by the techniques in the plan; every trial takes one second of the budget, or `costs`."""
+
+    def __init__(self, epochs: dict[tuple[str, ...], float | str], costs: float = 1.0) -> None:
+        class Silent:
+            def __getattr__(self, name: str) -> Any:
+                return lambda *_: None
+
+        super().__init__(None, None, 1.0, Silent())  # type: ignore[arg-type]
+        self._epochs, self._costs = epochs, costs
+        self.asked: list[tuple[str, ...]] = []
+
+    @property
+    def spent(self) -> float:
+        return self._costs * len(self.asked)
+
+    def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+        assert role == "epochs"
+        names = tuple(choice.technique.id for choice in plan)
+        self.asked.append(names)
+        found = self._epochs[names]
+        run = Run(torch="2.13.0", device="cpu", loaders=BEFORE.loaders, epoch_seconds=[9.0, 1.0])
+        return Timed(found, run, "enough", 1.0, True) if isinstance(found, float) else Untimed(found, run, "")
+
+
+def epochs(bench: Made, *techniques: Technique, before: Run = BEFORE, seconds: float = 100.0) -> Epochs:
+    """With `Step` in the plan: 0.05 s a step, so an epoch of nothing but steps takes half a second."""
+    purse, found = Purse(bench, seconds), Found(plan=[Choice(Step(), {})], before=before, level=0.05)
+    found.baselines = [0.1, 0.1]
+    purse.trial_seconds = purse.plan_seconds = 1.0
+    return Epochs(bench, purse, found, techniques)
+
+
+def plan(made: Epochs) -> list[str]:
+    return list(map(str, made.found.plan))
+
+
+def test_what_saves_between_steps_is_tried_on_top_of_the_plan_by_whole_epochs() -> None:
+    bench = Made({("step",): 1.0, ("step", "tests"): 0.8, ("step", "tests", "starts"): 0.8})
+    made = epochs(bench, Tests(), Starts())
+    made.run()
+    assert plan(made) == ["step", "tests (of tests)"]
+    assert made.found.epoch_gains == {"tests": pytest.approx(1.25)}
+    assert made.found.epoch is not None
+    assert (made.found.epoch.before_seconds, made.found.epoch.after_seconds) == (1.0, 0.8)
+    assert [(one.technique, one.reason) for one in made.found.rejected] == [
+        ("starts", "1.00x of a whole epoch in a trial")
+    ]
+    assert made.found.parities["tests"] is Parity.IDENTICAL and made.found.gains["tests"] is None
+
+
+def test_an_epoch_of_nothing_but_steps_is_left_alone() -> None:
+    bench = Made({("step",): 0.505})
+    made = epochs(bench, Tests())
+    made.run()
+    assert plan(made) == ["step"] and bench.asked == [("step",)]
+    assert [one.reason for one in made.found.not_tried] == ["could save at most 1.0 % of an epoch"]
+
+
+def test_what_was_said_before_an_epoch_was_seen_no_longer_holds() -> None:
+    bench = Made({("step",): 1.0, ("step", "tests"): 0.9})
+    made = epochs(bench, Tests())
+    made._note(Tests(), "no whole epoch was seen")
+    made.run()
+    assert plan(made) == ["step", "tests (of tests)"] and made.found.not_tried == []
+
+
+@pytest.mark.parametrize("ending", ["hang", "could not be applied: tests: no"])
+def test_what_breaks_is_rejected_and_the_next_is_tried(ending: str) -> None:
+    bench = Made({("step",): 1.0, ("step", "tests"): ending, ("step", "starts"): 0.9})
+    made = epochs(bench, Tests(), Starts())
+    made.run()
+    assert plan(made) == ["step", "starts"]
+    assert [(one.technique, one.reason) for one in made.found.rejected] == [("tests", ending)]
+
+
+def test_company_and_enemies_are_minded() -> None:
+    bench = Made({("step",): 1.0, ("step", "recorded"): 0.9})
+    made = epochs(bench, Homeless(), Enemy(), Recorded())
+    made.run()
+    assert plan(made) == ["step", "recorded"]
+    assert {one.technique: one.reason for one in made.found.not_tried} == {
+        "homeless": "nothing that it comes with is in the plan",
+        "enemy": "cannot live with step",
+    }
+
+
+LONG = Run(torch="2.13.0", device="cpu", loaders=[LoaderFacts(**{**vars(loader(True)), "length": 400_000})])
+ALONE = Run(torch="2.13.0", device="cpu", loaders=[loader(trains=True)])
+
+
+@pytest.mark.parametrize("before", [LONG, ALONE], ids=["a long epoch", "no tests and no workers"])
+def test_where_epochs_cannot_tell_companions_come_by_themselves(before: Run) -> None:
+    bench = Made({})
+    made = epochs(bench, Tests(), Recorded(), before=before)
+    assert made.seconds_wanted == 0.0
+    made.run()
+    assert plan(made) == ["step", "recorded"] and bench.asked == []
+    assert made.found.epoch is None
+
+
+def test_where_the_plan_shows_no_whole_epoch_companions_come_by_themselves() -> None:
+    made = epochs(Made({("step",): "it ended before its second epoch did"}), Tests(), Recorded())
+    made.run()
+    assert plan(made) == ["step", "recorded"]
+
+
+def test_workers_that_start_are_worth_a_look_too() -> None:
+    before = Run(torch="2.13.0", device="cpu", loaders=[loader(trains=True, workers=2)])
+    assert epochs(Made({}), Starts(), before=before).seconds_wanted > 0
+
+
+def test_the_budget_ends() -> None:
+    bench = Made({("step",): 1.0, ("step", "tests"): 0.8}, costs=32.0)
+    made = epochs(bench, Tests(), Starts())
+    made.run()
+    assert plan(made) == ["step", "tests (of tests)"]
+    assert [one.reason for one in made.found.not_tried] == [
+        "the budget ended before whole epochs with it: try a larger --budget"
+    ]
+
+
+def test_room_for_it_is_kept_while_the_plan_is_made() -> None:
+    made = epochs(Made({}), Tests())
+    purse = made._purse
+    left = purse.until_proof
+    assert purse.has_room(int(left))
+    purse.for_epochs = lambda: made.seconds_wanted
+    assert not purse.has_room(int(left))
+    assert purse.has_room(int(left - made.seconds_wanted))
+
+
+def test_the_first_epoch_does_not_count() -> None:
+    assert whole_epoch(Run(torch="2.13.0", device="cpu", epoch_seconds=[9.0])) is None
+    assert whole_epoch(Run(torch="2.13.0", device="cpu", epoch_seconds=[9.0, 2.0, 4.0])) == (3.0, True)
