@@ -13,6 +13,7 @@ from hotlap.measure.found import Found
 from hotlap.measure.purse import Purse
 from hotlap.measure.timed import Timed, Untimed, whole_epoch
 from hotlap.observe.run import LoaderFacts, Run
+from hotlap.report.findings import EpochTimes
 from hotlap.technique import CannotHelp, Choice, Family, Parity, Technique, Try
 
 EPOCH = 10  # steps
@@ -101,15 +102,13 @@ def plan(made: Epochs) -> list[str]:
 
 
 def test_what_saves_between_steps_is_tried_on_top_of_the_plan_by_whole_epochs() -> None:
-    bench = Made({("step",): 1.0, ("step", "tests"): 0.8, ("step", "tests", "starts"): 0.8})
-    made = epochs(bench, Tests(), Starts())
+    levels = {("step",): 1.0, ("step", "tests", "starts"): 0.8, ("step", "tests"): 0.8, ("step", "starts"): 1.0}
+    made = epochs(Made(levels), Tests(), Starts())
     made.run()
     assert plan(made) == ["step", "tests (of tests)"]
-    assert made.found.epoch_gains == {"tests": pytest.approx(1.25)}
-    assert made.found.epoch is not None
-    assert (made.found.epoch.before_seconds, made.found.epoch.after_seconds) == (1.0, 0.8)
+    assert made.found.epoch == EpochTimes(EPOCH, ["tests"], 1.0, 0.8)
     assert [(one.technique, one.reason) for one in made.found.rejected] == [
-        ("starts", "1.00x of a whole epoch in a trial")
+        ("starts", "worth nothing in epochs on top of tests (of tests)")
     ]
     assert made.found.parities["tests"] is Parity.IDENTICAL and made.found.gains["tests"] is None
 
@@ -132,7 +131,8 @@ def test_what_was_said_before_an_epoch_was_seen_no_longer_holds() -> None:
 
 @pytest.mark.parametrize("ending", ["hang", "could not be applied: tests: no"])
 def test_what_breaks_is_rejected_and_the_next_is_tried(ending: str) -> None:
-    bench = Made({("step",): 1.0, ("step", "tests"): ending, ("step", "starts"): 0.9})
+    levels = {("step",): 1.0, ("step", "tests"): ending, ("step", "starts"): 0.9, ("step", "tests", "starts"): ending}
+    bench = Made(levels)
     made = epochs(bench, Tests(), Starts())
     made.run()
     assert plan(made) == ["step", "starts"]
@@ -175,14 +175,24 @@ def test_workers_that_start_are_worth_a_look_too() -> None:
     assert epochs(Made({}), Starts(), before=before).seconds_wanted > 0
 
 
-def test_the_budget_ends() -> None:
-    bench = Made({("step",): 1.0, ("step", "tests"): 0.8}, costs=32.0)
-    made = epochs(bench, Tests(), Starts())
+def test_what_gains_nothing_is_rejected_with_its_figure() -> None:
+    made = epochs(Made({("step",): 1.0, ("step", "tests"): 1.0}), Tests())
     made.run()
-    assert plan(made) == ["step", "tests (of tests)"]
-    assert [one.reason for one in made.found.not_tried] == [
-        "the budget ended before whole epochs with it: try a larger --budget"
-    ]
+    assert plan(made) == ["step"] and made.found.epoch is None
+    assert [one.reason for one in made.found.rejected] == ["1.00x of a whole epoch in a trial"]
+
+
+@pytest.mark.parametrize("costs", [64.0, 32.0, 21.0])
+def test_the_budget_ends(costs: float) -> None:
+    """After the plan, after all together, or before the last of them was left out: then it stays."""
+    both = ("step", "tests", "recorded")
+    bench = Made({("step",): 1.0, both: 0.8, ("step", "recorded"): 0.9}, costs)
+    made = epochs(bench, Tests(), Recorded())
+    made.run()
+    assert plan(made) == (["step", "recorded"] if costs == 64.0 else ["step", "tests (of tests)", "recorded"])
+    assert len(bench.asked) == 65 // costs
+    words = "the budget ended before whole epochs with it: try a larger --budget"
+    assert [one.reason for one in made.found.not_tried] == ([words] if costs == 64.0 else [])
 
 
 def test_room_for_it_is_kept_while_the_plan_is_made() -> None:

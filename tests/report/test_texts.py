@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hotlap.report import folder, html, latex, markdown, terminal
-from hotlap.report.findings import EpochTimes, Kept
+from hotlap.report.findings import EpochTimes
 
 from . import samples
 
@@ -241,12 +241,10 @@ def test_hosts_the_script_tried_to_reach_are_told() -> None:
 
 def test_whole_epochs_are_told_beside_the_steps() -> None:
     plain = samples.tune()
-    kept = [*plain.kept, Kept("resident-dataset", {"of": "tests"}, None, "identical", 1.21)]
-    report = dataclasses.replace(plain, kept=kept, epoch=EpochTimes(391, 2.31, 1.91))
+    report = dataclasses.replace(plain, epoch=EpochTimes(391, ["resident-dataset", "other"], 2.31, 1.91))
     for text in (terminal.to_text(terminal.tune(report)), markdown.tune(report), html.tune(report)):
         text = " ".join(text.split()).replace(html.ARROW, "->")
-        assert "2.31 -> 1.91 s an epoch (391 steps, tests and all) by resident-dataset; single trials" in text
-        assert "1.21x an epoch" in text
+        assert "2.31 -> 1.91 s an epoch (391 steps, tests and all) by resident-dataset and other; single trials" in text
     assert "an epoch (" not in markdown.tune(plain)
 
 

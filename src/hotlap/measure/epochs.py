@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from hotlap.measure.bench import Bench
 from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, able, clash, has_company
-from hotlap.measure.found import Found
+from hotlap.measure.found import KEEP_GAIN, Found
 from hotlap.measure.purse import Purse
 from hotlap.measure.timed import Timed, Untimed
 from hotlap.observe.run import Run
 from hotlap.report.findings import EpochTimes, NotTried
 from hotlap.technique import Choice, Technique
 
-_TRIALS = 3  # to be kept room for: the plan, and two that could help
+_TRIALS = 2  # to be kept room for: the plan, and what could help
 _SHARE = 0.25  # of the budget, that they may take
 _WITH_TESTS = 1.25  # an epoch with its tests, in epochs of nothing but steps, as long as nobody knows
 
@@ -58,7 +58,7 @@ class Epochs:
         starting = sum(choice.start_up_seconds for choice in self.found.plan)
         return self._purse.plan_seconds + starting + 2 * _WITH_TESTS * self.found.before.epoch_length * self.found.level
 
-    def _has_room(self, *more: Choice) -> bool:
+    def _has_room(self, more: Sequence[Choice] = ()) -> bool:
         is_known = self._bench.knows([*self.found.plan, *more], "epochs")
         return is_known or self._purse.until_proof >= self._expected
 
@@ -67,37 +67,70 @@ class Epochs:
         return self._bench.time([*self.found.plan, *more], label, "epochs")
 
     def _try_all(self, plain: Timed) -> None:
-        """One after the other on top of the plan, where what lies between steps is worth it."""
-        best = plain
+        """Together on top of the plan, where what lies between steps is worth it; one by one where that breaks."""
+        wanted = self._wanted(plain)
+        if not self._has_room([candidate.choice() for candidate in wanted]):
+            for candidate in wanted:
+                self._had_no_room(candidate)
+            self._take_companions()
+            return
+        taken, best = self._gaining(wanted, plain) if wanted else ([], plain)
+        for candidate in wanted if taken is None and len(wanted) > 1 else []:
+            if self._has_room([candidate.choice()]):
+                taken, best = self._gaining([candidate], plain)
+            else:
+                self._had_no_room(candidate)
+            if taken:
+                break
+        if not taken:
+            return
+        for candidate in taken:
+            self._take(candidate)
+        names = [candidate.technique.id for candidate in taken]
+        self.found.epoch = EpochTimes(plain.run.epoch_length, names, plain.level, best.level)
+
+    def _wanted(self, plain: Timed) -> list[Candidate]:
         share = 1 - plain.run.epoch_length * self.found.level / plain.level
         settled = {one.technique.id for one in self.found.plan} | {one.technique for one in self.found.rejected}
+        wanted: list[Candidate] = []
         for technique in (one for one in self._techniques if one.id not in settled):
-            verdict = self._consider(technique, best.run)
+            verdict = self._consider(technique, plain.run, [one.choice() for one in wanted])
             if isinstance(verdict, Skipped):
                 self._note(technique, verdict.reason)
             elif share < LEAST_SHARE:
                 self._note(technique, f"could save at most {100 * max(share, 0.0):.1f} % of an epoch")
-            elif not self._has_room(verdict.choice()):
-                self._note(technique, "the budget ended before whole epochs with it: try a larger --budget")
             else:
-                best = self._try(verdict, best)
-        if best is not plain:
-            self.found.epoch = EpochTimes(plain.run.epoch_length, plain.level, best.level)
+                wanted.append(verdict)
+        return wanted
 
-    def _try(self, candidate: Candidate, best: Timed) -> Timed:
-        choice, found = candidate.choice(), self.found
-        found.not_tried[:] = [one for one in found.not_tried if one.technique != choice.technique.id]
-        timing = self._time([choice], str(choice))
+    def _gaining(self, group: list[Candidate], plain: Timed) -> tuple[list[Candidate] | None, Timed]:
+        """Those of a group that an epoch is faster with, and the trial that showed it; None where none told."""
+        choices = [candidate.choice() for candidate in group]
+        timing = self._time(choices, " + ".join(map(str, choices)))
+        for candidate in group:
+            self._forget(candidate.technique)
         if not isinstance(timing, Timed):
-            found.reject([choice], timing.ending)
-            return best
-        ratio = best.level / timing.level
-        if ratio < found.worth_keeping:
-            found.reject([choice], f"{ratio:.2f}x of a whole epoch in a trial")
-            return best
-        self._take(candidate)
-        found.epoch_gains[choice.technique.id] = ratio
-        return timing
+            if len(group) == 1:
+                self.found.reject(choices, timing.ending)
+            return None, plain
+        ratio = plain.level / timing.level
+        if ratio < self.found.worth_keeping:
+            self.found.reject(choices, f"{ratio:.2f}x of a whole epoch in a trial")
+            return [], plain
+        return self._without_idlers(group, timing)
+
+    def _without_idlers(self, group: list[Candidate], best: Timed) -> tuple[list[Candidate], Timed]:
+        """What an epoch is no slower without goes, as far as the budget tells."""
+        for candidate in list(group) if len(group) > 1 else []:
+            rest = [one for one in group if one is not candidate]
+            choices = [one.choice() for one in rest]
+            timing = self._time(choices, f"without {candidate.choice()}") if rest and self._has_room(choices) else None
+            if isinstance(timing, Timed) and timing.level < KEEP_GAIN * best.level:
+                self.found.reject(
+                    [candidate.choice()], f"worth nothing in epochs on top of {' + '.join(map(str, choices))}"
+                )
+                group, best = rest, timing
+        return group, best
 
     def _take_companions(self) -> None:
         """What nothing shows, such as a faster test after an epoch that is too long for trials, goes with what it
@@ -112,20 +145,29 @@ class Epochs:
                 self._take(verdict)
 
     def _take(self, candidate: Candidate) -> None:
-        technique = candidate.technique
-        self.found.parities[technique.id], self.found.gains[technique.id] = candidate.parity, None
+        self._forget(candidate.technique)
+        name = candidate.technique.id
+        self.found.parities[name], self.found.gains[name] = candidate.parity, None
         self.found.plan.append(candidate.choice())
 
-    def _consider(self, technique: Technique, run: Run) -> Candidate | Skipped:
+    def _consider(self, technique: Technique, run: Run, others: Sequence[Choice] = ()) -> Candidate | Skipped:
         """Against what a run with the plan showed, and against the plan."""
         verdict = able(technique, run, self._allow_different)
         if isinstance(verdict, Skipped):
             return verdict
-        if technique.comes_with and not has_company(technique, self.found.plan):
+        plan = [*self.found.plan, *others]
+        if technique.comes_with and not has_company(technique, plan):
             return Skipped(technique, "nothing that it comes with is in the plan")
-        enemy = clash(verdict.choice(), self.found.plan)
+        enemy = clash(verdict.choice(), plan)
         return verdict if enemy is None else Skipped(technique, f"cannot live with {enemy}")
 
+    def _had_no_room(self, candidate: Candidate) -> None:
+        self._note(candidate.technique, "the budget ended before whole epochs with it: try a larger --budget")
+
     def _note(self, technique: Technique, reason: str) -> None:
-        others = [one for one in self.found.not_tried if one.technique != technique.id]
-        self.found.not_tried[:] = [*others, NotTried(technique.id, reason)]
+        self._forget(technique)
+        self.found.not_tried.append(NotTried(technique.id, reason))
+
+    def _forget(self, technique: Technique) -> None:
+        """What was said before an epoch was seen."""
+        self.found.not_tried[:] = [one for one in self.found.not_tried if one.technique != technique.id]

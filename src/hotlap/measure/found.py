@@ -22,7 +22,6 @@ class Found:
     gains: dict[str, float | None] = field(default_factory=dict)  # screened; None where it came in with others
     parities: dict[str, Parity] = field(default_factory=dict)
     epoch: EpochTimes | None = None  # by single trials, where what saves between steps was taken in
-    epoch_gains: dict[str, float] = field(default_factory=dict)  # of that, each
     rejected: list[Rejected] = field(default_factory=list)
     not_tried: list[NotTried] = field(default_factory=list)
     ablation: list[Ablation] = field(default_factory=list)

@@ -232,7 +232,8 @@ class Proof:
 
     def _is_between_steps(self, choice: Choice) -> bool:
         """Then no step tells what it is worth."""
-        return bool(choice.technique.comes_with) or choice.technique.id in self.found.epoch_gains
+        by_epochs = self.found.epoch.techniques if self.found.epoch is not None else ()
+        return bool(choice.technique.comes_with) or choice.technique.id in by_epochs
 
     def _ratio(self, plan: list[Choice], label: str) -> float | None:
         if self._bench.spent + self._trial_seconds > self._budget and not self._bench.knows(plan):

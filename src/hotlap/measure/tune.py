@@ -172,7 +172,6 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
                 dict(choice.setting),
                 found.gains[choice.technique.id],
                 found.parities[choice.technique.id].value,
-                found.epoch_gains.get(choice.technique.id),
             )
             for choice in kept
         ],

@@ -59,7 +59,6 @@ class Kept:
     setting: dict[str, Any]
     ratio: float | None  # screened: what it added when it was taken in; None where it came in with others
     parity: str
-    epoch_ratio: float | None = None  # of a whole epoch, where it saves between steps
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ class EpochTimes:
     between them as well."""
 
     steps: int
+    techniques: list[str]  # what saves there
     before_seconds: float
     after_seconds: float
 

@@ -87,8 +87,6 @@ def cost(report: TuneReport) -> str:
 
 def taken_in(kept: Kept) -> str:
     """What it added; one that came in with others was not measured by itself."""
-    if kept.epoch_ratio is not None:
-        return f"{figures.ratio(kept.epoch_ratio)} an epoch"
     return "with others" if kept.ratio is None else figures.ratio(kept.ratio)
 
 
@@ -97,9 +95,8 @@ def epoch(report: TuneReport, arrow: str = "->") -> str:
     if report.epoch is None:
         return ""
     times = figures.before_after(report.epoch.before_seconds, report.epoch.after_seconds, arrow)
-    saving = [kept.technique for kept in report.kept if kept.epoch_ratio is not None]
-    steps = figures.plural(report.epoch.steps, "step")
-    return f"{times} an epoch ({steps}, tests and all) by {' and '.join(saving)}; single trials"
+    steps, saving = figures.plural(report.epoch.steps, "step"), " and ".join(report.epoch.techniques)
+    return f"{times} an epoch ({steps}, tests and all) by {saving}; single trials"
 
 
 def a_against_a(report: TuneReport, dash: str = "-") -> str:
