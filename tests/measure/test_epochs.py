@@ -113,6 +113,24 @@ def test_what_saves_between_steps_is_tried_on_top_of_the_plan_by_whole_epochs() 
     assert made.found.parities["tests"] is Parity.IDENTICAL and made.found.gains["tests"] is None
 
 
+def test_of_several_settings_the_one_that_steps_show_least() -> None:
+    class Both(Tests):
+        def settings(self, run: Run) -> Sequence[Try]:
+            return [Try({"of": "all"}, 0.5), Try({"of": "tests"}, 0.0)]
+
+    made = epochs(Made({("step",): 1.0, ("step", "both"): 0.8}), Both())
+    made.found.reject([Choice(Both(), {"of": "all"})], "could not be applied: at random")
+    made.run()
+    assert plan(made) == ["step", "both (of tests)"]
+
+
+def test_what_steps_have_rejected_is_not_tried_again() -> None:
+    made = epochs(Made({("step",): 1.0}), Starts())
+    made.found.reject([Choice(Starts(), {})], "0.50x: slower in a trial")
+    made.run()
+    assert plan(made) == ["step"] and made.found.not_tried == []
+
+
 def test_an_epoch_of_nothing_but_steps_is_left_alone() -> None:
     bench = Made({("step",): 0.505})
     made = epochs(bench, Tests())

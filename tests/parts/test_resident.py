@@ -144,18 +144,21 @@ def test_only_tests_are_kept(monkeypatch: pytest.MonkeyPatch, workers: int) -> N
     assert is_test_kept and not is_training_kept and joints.withdrawn == []
 
 
-def loader_run(draws: int, random_tests: bool = False) -> Run:
-    def facts(trains: bool, draws_random: bool, drawn: int) -> LoaderFacts:
+def loader_run(draws: int, random_tests: bool = False, random_training: bool | None = True) -> Run:
+    def facts(trains: bool, draws_random: bool | None, drawn: int) -> LoaderFacts:
         plain = LoaderFacts("Squares", 8, 0, 2, False, False, False, False, 37, False, "fork")
         return dataclasses.replace(plain, trains=trains, draws_random=draws_random, draws=drawn)
 
-    loaders = [facts(True, True, 9), facts(False, random_tests, draws)]
+    loaders = [facts(True, random_training, 9), facts(False, random_tests, draws)]
     return Run(torch="2.13.0", device="cpu", loaders=loaders)
 
 
 def test_tests_are_offered_where_the_training_draws_at_random_and_they_do_not() -> None:
     tries = ResidentDataset().settings(loader_run(draws=5))
     assert not isinstance(tries, CannotHelp) and [one.setting for one in tries] == [{"of": "tests"}]
+    unsure = loader_run(draws=5, random_training=None)
+    both = ResidentDataset().settings(unsure)
+    assert not isinstance(both, CannotHelp) and [one.setting for one in both] == [{}, {"of": "tests"}]
     for run in (loader_run(draws=0), loader_run(draws=5, random_tests=True)):
         refused = ResidentDataset().settings(run)
         assert isinstance(refused, CannotHelp) and refused.reason.startswith("its samples are drawn at random")

@@ -71,14 +71,13 @@ class ResidentDataset(Technique):
     def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
         training = [loader for loader in run.loaders if loader.trains]
         reasons = [_why_not(loader) for loader in training]
+        judging = [loader for loader in run.loaders if loader.draws and not loader.trains]
+        of_tests = [Try({"of": TESTS}, 0.0)] if any(_why_not(loader) is None for loader in judging) else []
         if not training or all(reasons):
-            tests = [loader for loader in run.loaders if loader.draws and not loader.trains]
-            if any(_why_not(loader) is None for loader in tests):
-                return [Try({"of": TESTS}, 0.0)]
-            return CannotHelp(next(iter(filter(None, reasons)), "no training loader was seen"))
+            return of_tests or CannotHelp(next(iter(filter(None, reasons)), "no training loader was seen"))
         here = Try({}, run.share("wait"))
         on_host = run.share("wait", "copy", "other")  # only a close watch tells copies from the rest
-        return [Try({"on": DEVICE}, on_host), here] if run.device == "cuda" else [here]
+        return [*([Try({"on": DEVICE}, on_host)] if run.device == "cuda" else []), here, *of_tests]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch

@@ -5,6 +5,7 @@ epochs are timed with it, and with what could save between steps, by single tria
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from hotlap.measure.bench import Bench
@@ -14,7 +15,7 @@ from hotlap.measure.purse import Purse
 from hotlap.measure.timed import Timed, Untimed
 from hotlap.observe.run import Run
 from hotlap.report.findings import EpochTimes, NotTried
-from hotlap.technique import Choice, Technique
+from hotlap.technique import Choice, Setting, Technique
 
 _TRIALS = 2  # to be kept room for: the plan, and what could help
 _SHARE = 0.25  # of the budget, that they may take
@@ -91,15 +92,15 @@ class Epochs:
 
     def _wanted(self, plain: Timed) -> list[Candidate]:
         share = 1 - plain.run.epoch_length * self.found.level / plain.level
-        settled = {one.technique.id for one in self.found.plan} | {one.technique for one in self.found.rejected}
+        kept = {one.technique.id for one in self.found.plan}
         wanted: list[Candidate] = []
-        for technique in (one for one in self._techniques if one.id not in settled):
+        for technique in (one for one in self._techniques if one.id not in kept):
             verdict = self._consider(technique, plain.run, [one.choice() for one in wanted])
             if isinstance(verdict, Skipped):
                 self._note(technique, verdict.reason)
             elif share < LEAST_SHARE:
                 self._note(technique, f"could save at most {100 * max(share, 0.0):.1f} % of an epoch")
-            else:
+            elif verdict.choice().setting not in self._rejected(technique):
                 wanted.append(verdict)
         return wanted
 
@@ -151,10 +152,12 @@ class Epochs:
         self.found.plan.append(candidate.choice())
 
     def _consider(self, technique: Technique, run: Run, others: Sequence[Choice] = ()) -> Candidate | Skipped:
-        """Against what a run with the plan showed, and against the plan."""
+        """Against what a run with the plan showed, and against the plan: the setting of which steps show least, since
+        they have told of the others."""
         verdict = able(technique, run, self._allow_different)
         if isinstance(verdict, Skipped):
             return verdict
+        verdict = dataclasses.replace(verdict, tries=(min(verdict.tries, key=lambda one: one.most),))
         plan = [*self.found.plan, *others]
         if technique.comes_with and not has_company(technique, plan):
             return Skipped(technique, "nothing that it comes with is in the plan")
@@ -166,7 +169,11 @@ class Epochs:
 
     def _note(self, technique: Technique, reason: str) -> None:
         self._forget(technique)
-        self.found.not_tried.append(NotTried(technique.id, reason))
+        if not self._rejected(technique):
+            self.found.not_tried.append(NotTried(technique.id, reason))
+
+    def _rejected(self, technique: Technique) -> list[Setting]:
+        return [one.setting for one in self.found.rejected if one.technique == technique.id]
 
     def _forget(self, technique: Technique) -> None:
         """What was said before an epoch was seen."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hotlap.measure.attempts import Attempts
 from hotlap.measure.bench import Bench, Listener
-from hotlap.measure.candidates import Candidate, Skipped, clash, consider, partners
+from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, clash, consider, partners
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.purse import Purse
@@ -230,7 +230,9 @@ class Screening:
 
     def _refine(self, candidate: Candidate) -> None:
         """Other settings of a winner, while there is room for them."""
-        for number in range(1, len(candidate.tries)):
+        for number, attempt in enumerate(candidate.tries[1:], 1):
+            if attempt.most < LEAST_SHARE:
+                continue  # no step shows it
             choice = candidate.choice(number)
             rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
             starting = sum(kept.start_up_seconds for kept in rest)
