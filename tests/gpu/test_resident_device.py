@@ -106,3 +106,35 @@ def test_cuts_of_an_order_are_gathered_on_whatever_stream_they_are_drawn() -> No
         with torch.cuda.stream(streams[number % 2]):
             (batch,) = mirror.batch(cut)
             assert batch.to("cuda").sum(1).tolist() == [4096.0 * place for place in cut.tolist()]
+
+
+class Noisy(Powers):
+    def __getitem__(self, index: int):
+        x, half, index = super().__getitem__(index)
+        return x + torch.rand(1), half, index
+
+
+@pytest.mark.parametrize("names", [(), ("loader-workers", "device-prefetch"), ("recycled-batches",)], ids=str)
+def test_tests_are_kept_while_the_training_draws_at_random(names: tuple[str, ...]) -> None:
+    torch.zeros(1, device="cuda")
+
+    def epochs() -> tuple[list, bool]:
+        torch.manual_seed(5)
+        training = DataLoader(Noisy(), batch_size=32, shuffle=True, num_workers=2)
+        test = DataLoader(Powers(), batch_size=48, num_workers=2)
+        found = []
+        for _ in range(3):
+            found += [index.to("cuda").tolist() for _, _, index in training]
+            with torch.no_grad():
+                found += [[one.to("cuda", non_blocking=True).tolist() for one in batch] for batch in test]
+        return found, serves(test)
+
+    expected, _ = epochs()
+    patch = Patch(Joints())
+    for name in names:
+        find(name).apply(patch, {"num_workers": 3, "replacing": 2} if name == "loader-workers" else find(name).default)
+    find("resident-dataset").apply(patch, {"of": "tests"})
+    try:
+        assert epochs() == (expected, True) and not patch.joints.withdrawn
+    finally:
+        patch.undo()
