@@ -118,12 +118,15 @@ def test_a_plan_is_written_into_all_files_of_its_script_and_nowhere_else(tmp_pat
 def test_a_plan_measured_with_lasting_workers_is_written_with_them(tmp_path: Path, hotlap) -> None:
     script, lasting = tmp_path / "train.py", {"num_workers": 3, "persistent_workers": True}
     lines = (TRAIN.replace("from data import loader, model\n", "") + "\n").split("import torch\n", 1)[1]
-    changes = ("", "loader.dataset.set_epoch(1)\n", "loader.dataset.fold = 1\n", "loader.sampler.set_epoch(1)\n")
-    for change, is_kept in zip(changes, (True, False, False, True), strict=True):
+    kept = ("", "loader.sampler.set_epoch(1)\n", "zip(loader, [1, 1])\n", "batch = next(iter(loader))\n")
+    left = ("loader.dataset.set_epoch(1)\n", "loader.dataset.fold = 1\n", "zip(loader, loader)\n")
+    left += ("batches = iter(loader)\nfor batch in loader: pass\n",)
+    left += ("for batch in loader:\n    for other in loader: pass\n", "for batch in loader: next(iter(loader))\n")
+    for change in (*kept, *left):
         script.write_text(DATA + lines + change)
         plan_for(script, Entry("loader-workers", lasting, 1.2))
         assert hotlap("fix", "--plan", "hotlap.toml").returncode == 0
-        assert ("num_workers=3, persistent_workers=True)" in script.read_text()) is is_kept, change
+        assert ("num_workers=3, persistent_workers=True)" in script.read_text()) is (change in kept), change
     (tmp_path / "hotlap.toml").unlink()
     script.write_text(DATA + lines)
     hotlap("fix", "--unsafe", "--only", "loader-workers", "train.py")

@@ -92,6 +92,25 @@ def test_beside_the_others(folder: Path, others, first: bool) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("are_lasting", [False, True])
+def test_workers_that_were_given_wait_until_the_script_draws(apply, folder: Path, are_lasting: bool) -> None:
+    def run() -> list:
+        torch.manual_seed(5)
+        numpy.random.seed(5)
+        loader = DataLoader(Photos(folder), batch_size=4, shuffle=True)
+        assert loader.num_workers == 2
+        iter(loader)  # its workers are told nothing, also when they live on
+        found = [batch for batches in zip(loader, loader, strict=True) for batch in batches]
+        return [(labels.tolist(), images.numpy().tobytes()) for images, labels in [*found, *loader, *loader]]
+
+    patch = apply("loader-workers", {**SETTINGS["loader-workers"], "persistent_workers": are_lasting})
+    expected = run()
+    apply("device-transforms", SETTINGS["device-transforms"])
+    assert run() == expected
+    (judged,) = (one.facts for one in patch.joints.comparisons if "first images" in one.what)
+    assert judged.count >= 16 and judged.difference <= 1
+
+
 def test_undone_in_the_middle_of_an_epoch(apply, folder: Path) -> None:
     """Batches that are under way are made as ever."""
     options = {"num_workers": 2}

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from hotlap.catalogue import find
 from hotlap.observe.run import LoaderFacts, Run
+from hotlap.source.module import Source
 from hotlap.technique import CannotHelp, Parity
 
 BOTH = "loader-workers", "persistent-workers"
@@ -122,3 +123,20 @@ def test_iterators_that_are_open_at_once_stay_apart(apply) -> None:
     assert len(expected) == 12
     apply("persistent-workers")
     assert run() == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "is_told"),
+    [
+        ("for batch in loader: pass", True),
+        ("for batch, number in zip(loader, range(9)): pass", True),
+        ("for one, other in zip(loader, loader): pass", False),
+        ("batches = iter(loader)\n    for batch in loader: pass", False),
+        ("for batch in loader: print(next(iter(loader)))", False),
+    ],
+)
+def test_a_file_that_opens_two_at_once_is_left_alone(body: str, is_told: bool) -> None:
+    """What is written there is torch's own, which has one iterator for both."""
+    head = "from torch.utils.data import DataLoader\nloader = DataLoader(photos, num_workers=4)\n"
+    source = Source(f"{head}for epoch in range(9):\n    for batch in loader: pass\n    {body}\n", "train.py")
+    assert bool(list(find("persistent-workers").spot(source))) is is_told

@@ -11,7 +11,7 @@ from hotlap.parts.worker_room import DEPTH, WorkerRoom, sample_bytes
 from hotlap.source.calls import ABSENT, Call, Doubt
 from hotlap.source.datasets import is_worth_loading
 from hotlap.source.edits import insert_argument, replace_argument
-from hotlap.source.transfers import changes_its_data
+from hotlap.source.transfers import changes_its_data, opens_two_passes
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -54,12 +54,15 @@ class LoaderWorkers(Technique):
     own generator, so the draws are others of the same distribution, with another number of workers too. In a run with
     hotlap workers that are given live on between epochs, also in place of fewer, unless the script prepares each by a
     `worker_init_fn`; in the order the script would have, and started anew when the data set has changed (`set_epoch`).
-    A plan that was measured so is written with `persistent_workers=True`, where no such change is seen: torch then
-    shuffles later epochs otherwise for the same seed. Any other written fix leaves them to torch's default, a new start
-    each epoch. A data set that changes while it is being read is left alone, and so is one that holds an open file,
-    whose place forked workers would share, and a loader whose sampler can be saved: workers are ahead of the loop. The
-    number of workers of an iterable data set is never touched: one that does not split itself by `get_worker_info`
-    would deliver every sample once per worker.
+    Samplers draw when they would have drawn, also where a script has several iterators of a loader at once, as in
+    `zip(loader, loader)`: each has workers of its own then. Only one that draws at random for batch after batch is
+    asked ahead of the loop. A written fix leaves all that to torch, which asks a sampler as soon as an iterator is
+    made. A plan that was measured so is written with `persistent_workers=True`, where neither such a change nor a
+    second iterator is seen: torch then shuffles later epochs otherwise for the same seed. Any other written fix leaves
+    them to torch's default, a new start each epoch. A data set that changes while it is being read is left alone, and
+    so is one that holds an open file, whose place forked workers would share, and a loader whose sampler can be saved:
+    workers are ahead of the loop. The number of workers of an iterable data set is never touched: one that does not
+    split itself by `get_worker_info` would deliver every sample once per worker.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the
@@ -105,6 +108,7 @@ class LoaderWorkers(Technique):
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         from hotlap.observe.dataset_state import dataset_state
+        from hotlap.parts import asked_in_time
         from hotlap.parts.lasting_workers import LastingWorkers
 
         lasting = LastingWorkers(dataset_state)
@@ -113,6 +117,9 @@ class LoaderWorkers(Technique):
         patch.tell(workers.shortfall)
         patch.at(patch.joints.loader_started, lasting.release, depth=6)  # before those who look at the iterator
         patch.at(patch.joints.loader_started, lasting.start)
+        for owner, name, stand_in in asked_in_time.stand_ins():
+            patch.set(owner, name, stand_in)
+        patch.at(patch.joints.batch_drawn, asked_in_time.draw_what_is_due)
 
     def places(self, source: Source, setting: Setting) -> Iterator[Site]:
         """A setting that replaces a number was measured for loaders that have so many, and is for no other."""
@@ -129,8 +136,8 @@ class LoaderWorkers(Technique):
         call = next(call for call in site.source.calls(LOADER) if call.node is site.node)
         depth = setting.get("prefetch_factor")
         added = [f"prefetch_factor={depth}"] if depth and call.setting("prefetch_factor") is ABSENT else []
-        lasts = setting.get("persistent_workers") and not changes_its_data(site.source)
-        if lasts and call.setting("persistent_workers") is ABSENT:
+        lasts = setting.get("persistent_workers") and call.setting("persistent_workers") is ABSENT
+        if lasts and not changes_its_data(site.source) and not opens_two_passes(site.source):
             added.append("persistent_workers=True")
         if call.setting("num_workers", NUM_WORKERS) is ABSENT:
             return insert_argument(call, f"num_workers={setting['num_workers']}", *added)
@@ -188,8 +195,11 @@ class _Workers:
         self._short: dict[str, None] = {}  # who has another number, and why
 
     def give(self, proceed: Any, loader: Any, bound: Any) -> None:
+        from hotlap.parts.asked_in_time import changed
+
         chosen = bound.arguments
         is_lasting, has = chosen["persistent_workers"], chosen["num_workers"]
+        depth = chosen["prefetch_factor"]
         why = self._settle(chosen)
         number = chosen["num_workers"]
         if why:
@@ -198,6 +208,8 @@ class _Workers:
         self._took_hold |= number != has or not why
         if chosen["persistent_workers"] and (number > has == 0 or not is_lasting):
             self._lasting.keep(loader)
+        if (number, chosen["prefetch_factor"]) != (has, depth):
+            changed(loader, has * (depth or DEPTH))
         proceed(loader, bound)
 
     def shortfall(self) -> str:

@@ -10,7 +10,7 @@ from hotlap.source.calls import ABSENT, UNSURE, Call
 from hotlap.source.edits import Edit, insert_argument
 from hotlap.source.loops import loops_around
 from hotlap.source.origins import given_anywhere, makers
-from hotlap.source.transfers import Draw, changes_its_data, draws
+from hotlap.source.transfers import Draw, changes_its_data, draws, opens_two_passes
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ class PersistentWorkers(Technique):
     ## When it does not help
     Long epochs: a start of a second is nothing beside an hour. A loader that is iterated once. It spends memory: the
     workers of the training loader stay while those of the validation loader work. The fix is marked unsafe, since the
-    workers keep the data set they were started with: one that is changed between epochs (`dataset.set_epoch`) would
-    not be seen to change. In a run with hotlap that is noticed, and they are started anew.
+    workers keep the data set they were started with: one that is changed between epochs (`dataset.set_epoch`) would not
+    be seen to change. In a run with hotlap that is noticed, and they are started anew. Nor does torch have more than
+    one iterator of them: a file that opens two at once, as in `zip(loader, loader)`, is left alone. In a run with
+    hotlap the second one gets workers of its own.
 
     ## What changes numerically
     Torch draws one seed less from its generator for every epoch, so the written fix shuffles later epochs otherwise
@@ -58,7 +60,7 @@ class PersistentWorkers(Technique):
         return Parity.IDENTICAL if certain else Parity.EQUIVALENT
 
     def spot(self, source: Source) -> Iterator[Site]:
-        if not any(source.calls(LOADER)) or changes_its_data(source):
+        if not any(source.calls(LOADER)) or changes_its_data(source) or opens_two_passes(source):
             return
         passes = [(draw, makers(source, draw.loader, LOADER) or []) for draw in draws(source)]
         for call in source.calls(LOADER):

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
+from hotlap.parts.asked_in_time import when_asked
 from hotlap.parts.deferred_samples import Deferred, InWorkers, defer
 from hotlap.parts.early_batches import Pass
 from hotlap.parts.early_copies import CudaCopier, copy_early, is_plain
@@ -126,7 +127,11 @@ class DeviceBatches:
         if loader.num_workers:
             loader.check_worker_number_rationality()  # as torch does before it builds one
             iterator: Any = _MultiProcessingDataLoaderIter(loader)
-            _Attended(iterator, made, self._ahead, self._handed, functools.partial(self._begun, trial))
+            begun = functools.partial(self._begun, trial)
+            when_asked(
+                iterator,
+                functools.partial(_Attended, made=made, ahead=self._ahead, handed=self._handed, begun=begun),
+            )
             return iterator
         iterator = _SingleProcessDataLoaderIter(loader)
         defer(iterator._dataset_fetcher, trial.verdicts)
@@ -286,4 +291,5 @@ class _Attended(Pass):
         for name in ("_next_data", "_reset"):
             vars(iterator).pop(name, None)
         type(iterator)._reset(iterator, *args, **kwargs)
-        type(self)(iterator, self._made, self._depth, self._handed, self._begun)
+        given = {"made": self._made, "ahead": self._depth, "handed": self._handed, "begun": self._begun}
+        when_asked(iterator, functools.partial(type(self), **given))

@@ -56,14 +56,14 @@ class Order:
 def in_cuts(plain: Iterator[Any], sampler: Any, length: int) -> Iterator[Any]:
     """In the place of `plain`, which is `iter(sampler)`, not yet begun: the same batches of numbers as cuts, where all
     of them lie below `length`; where the order is not known ahead, what `plain` gives."""
-    return _cuts(plain, sampler, length) if _is_torchs(BatchSampler, sampler) else plain
+    return _cuts(plain, sampler, length) if is_torchs(BatchSampler, sampler) else plain
 
 
 def _cuts(plain: Iterator[Any], batches: Any, length: int) -> Iterator[Any]:
     """Torch's samplers begin to draw when the first batch is asked for, and so does this."""
     sampler = batches.sampler
-    is_random = _is_torchs(RandomSampler, sampler)
-    count = len(sampler.data_source) if is_random or _is_torchs(SequentialSampler, sampler) else 0
+    is_random = is_torchs(RandomSampler, sampler)
+    count = len(sampler.data_source) if is_random or is_torchs(SequentialSampler, sampler) else 0
     if not 0 < count <= length or (is_random and (sampler.replacement or sampler.num_samples != count)):
         yield from plain
         return
@@ -90,6 +90,6 @@ def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _is_torchs(kind: Any, sampler: Any) -> bool:
+def is_torchs(kind: Any, sampler: Any) -> bool:
     """Not one of a class made from it, nor where somebody has put another method into torch's class."""
     return type(sampler) is kind and getattr(kind.__iter__, "__globals__", None) is vars(torchs)

@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hotlap.parts.asked_in_time import begin
+
 _REFERENCES = 2  # the loader's, and the one that counting takes
 
 
@@ -26,8 +28,8 @@ class LastingWorkers:
     """Loaders with `persistent_workers`, minded at the start of each of their epochs.
 
     Workers keep the data set they were forked with: where `state_of` says that it has changed since, as by
-    `set_epoch`, they are forked anew. A loader that starts also draws a seed for its workers before its sampler draws
-    one for the order; without that draw every later epoch would come in another order.
+    `set_epoch`, they are forked anew. A loader that starts also begins with its sampler and draws a seed for its
+    workers, before the sampler draws one for the order; without that, later epochs would come in another order.
     """
 
     def __init__(self, state_of: Callable[[Any], int]) -> None:
@@ -56,4 +58,5 @@ class LastingWorkers:
             loader._iterator._shutdown_workers()
             loader._iterator = None
         else:
+            begin(loader)
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)

@@ -13,6 +13,7 @@ from torch._C._autograd import _profiler_enabled
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
+from hotlap.parts.asked_in_time import asked_anew, batches_ahead
 from hotlap.parts.known_order import Cut, in_cuts
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def iterator(loader: Any, samples: ResidentSamples, original: Original) -> Any:
 
 
 class Serving(_BaseDataLoaderIter):
-    """Draws indices as far ahead of the batches as workers would have been sent them."""
+    """Draws indices as far ahead of the batches as the script's own workers would have been sent them."""
 
     _samples: ResidentSamples
     _original: Original
@@ -50,7 +51,7 @@ class Serving(_BaseDataLoaderIter):
     def _follow(self, loader: Any, samples: ResidentSamples, original: Original) -> None:
         self._samples, self._original = samples, original
         self._given_workers = loader.num_workers
-        self._ahead = loader.num_workers * (loader.prefetch_factor or 0)
+        self._ahead = batches_ahead(loader)
         self._noted = deque()
         wants_it = loader.pin_memory or torch.cuda.is_initialized()
         self._is_locking = wants_it and torch.cuda.is_available()  # asked here, since it takes as long as a batch does
@@ -82,12 +83,10 @@ class Serving(_BaseDataLoaderIter):
             self._sampler_iter = in_cuts(self._sampler_iter, self._index_sampler, len(self._samples.store))
 
     def _serve(self) -> Any:
-        if not self._ahead:
-            index = next(self._sampler_iter)
-        elif not self._noted:
+        if not self._noted and self._ahead:
             raise StopIteration
-        else:
-            index = self._noted.popleft()
+        index = self._noted.popleft() if self._noted else next(self._sampler_iter)
+        if self._ahead:
             self._draw_ahead(1)
         return self._samples.batch(index, self._is_locking, self._made, self._given_workers)
 
@@ -99,7 +98,7 @@ class Serving(_BaseDataLoaderIter):
         """A loader that keeps its workers begins another epoch, from the store; or, where that is lost, with workers
         again, which draw no second seed: those they stand for would have lived on."""
         if self._samples.store is not None:
-            _BaseDataLoaderIter._reset(self, loader)
+            self._sampler_iter, self._num_yielded = asked_anew(self, loader), 0
             self._noted.clear()
             self._draw_in_cuts()
             self._draw_ahead(self._ahead)

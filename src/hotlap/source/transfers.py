@@ -55,6 +55,26 @@ def changes_its_data(source: Source) -> bool:
     return any(isinstance(holder, ast.Attribute) and holder.attr == "dataset" for holder in stored)
 
 
+def opens_two_passes(source: Source) -> bool:
+    """`zip(loader, loader)`, a pass within another, or an iterator that is kept beside one. Where workers live on,
+    torch has one iterator for all of them, which each pass would start anew."""
+    loops = [node for node in source.names.parents if isinstance(node, ast.For | ast.AsyncFor)]
+    calls = source.names.call_nodes
+    gone_through: dict[ast.AST, str | None] = {loop: spelling(iterated(source, loop)[1]) for loop in loops}
+    begun = {call: spelling(call.args[0]) for call in calls if is_called(source, call, "iter") and call.args}
+    kept = {name for call, name in begun.items() if isinstance(source.parent(call), ast.Assign)}
+    zipped = [[spelling(one) for one in call.args] for call in calls if is_called(source, call, "zip")]
+    return (
+        any(name and names.count(name) > 1 for names in zipped for name in names)
+        or any(name and name in kept for name in gone_through.values())
+        or any(
+            name and name == gone_through.get(above)
+            for node, name in {**gone_through, **begun}.items()
+            for above in source.ancestors(node)
+        )
+    )
+
+
 def device_moves(source: Source, draw: Draw) -> Iterator[ast.Call]:
     """The copies of a drawn batch, as it came, to a device: not of what was computed from it."""
     for call in source.method_calls("to", "cuda"):
