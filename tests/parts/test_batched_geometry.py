@@ -76,7 +76,7 @@ def test_borders_are_numpys(border: str, length: int, before: int, after: int, f
 @given(sizes=several, height=sides, width=sides, mode=modes)
 @few
 def test_any_resize(name: str, sizes: list[tuple[int, int]], height: int, width: int, mode: str) -> None:
-    transform = v2.Compose([v2.Resize((height, width), interpolation=name), v2.PILToTensor()])
+    transform = v2.Compose([v2.Resize((height, width), v2.InterpolationMode(name)), v2.PILToTensor()])
     assert compared(transform, sizes=sizes, mode=mode).largest == 0
 
 
@@ -131,8 +131,9 @@ def test_hue_of_any_colour(shift: int, seed: int) -> None:
 @few
 def test_any_map(name: str, sizes: Any, degrees: float, scale: float, shear: float, seed: int) -> None:
     """A place that falls right between two pixels may go to the other one."""
-    affine = v2.RandomAffine(degrees, (0.3, 0.3), (scale, 1.5), shear, interpolation=name, fill=7)
-    steps = [affine, v2.RandomRotation(degrees, interpolation=name), v2.Resize((40, 40)), v2.PILToTensor()]
+    mode = v2.InterpolationMode(name)
+    affine = v2.RandomAffine(degrees, (0.3, 0.3), (scale, 1.5), shear, mode, fill=7)
+    steps = [affine, v2.RandomRotation(degrees, mode), v2.Resize((40, 40)), v2.PILToTensor()]
     found = compared(v2.Compose(steps), sizes=sizes, seed=seed)
     assert found.same_states and found.mean <= 0.05
 

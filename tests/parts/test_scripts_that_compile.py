@@ -114,3 +114,4 @@ def test_without_that_the_compiler_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     model, x = Attends(), torch.randn(8, 16)
     with pytest.raises(Exception, match=r"dynamo|compile|skipp"):
         watched(lambda: model(x), [x], list(model.parameters()), CPU)
+        model(x)  # with torch 2.11 it is this one that fails
