@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +41,15 @@ def test_an_error_is_shown_and_the_next_one_starts_afresh(tmp_path: Path, warm: 
     for _ in range(2):
         done = warm.run_script(path, cwd=tmp_path)
         assert done.returncode == 1 and done.stderr.endswith("ValueError: wrong\n"), done.stderr
+
+
+def test_it_ends_although_another_process_holds_its_input(tmp_path: Path) -> None:
+    """As a loader's worker does that was forked meanwhile and has not been sent home."""
+    with Warm() as python:
+        (tmp_path / "said.py").write_text("print('here')")
+        assert python.run_script(tmp_path / "said.py", cwd=tmp_path).stdout == "here\n"
+        holder = os.fork()
+        if holder == 0:
+            signal.pause()
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)

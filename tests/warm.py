@@ -31,7 +31,8 @@ class Warm:
 
     def __exit__(self, *_: object) -> None:
         if self._server is not None:
-            self._server.communicate()
+            with self._server:
+                self._server.kill()  # a loader worker of some test may hold its input open: it would wait for ever
 
     def run(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """`hotlap` with these arguments."""
