@@ -107,6 +107,7 @@ def test_what_saves_between_steps_is_tried_on_top_of_the_plan_by_whole_epochs() 
     made.run()
     assert plan(made) == ["step", "tests (of tests)"]
     assert made.found.epoch == EpochTimes(EPOCH, ["tests"], 1.0, 0.8)
+    assert made.found.epoch_of(["tests", "step"]) is made.found.epoch and made.found.epoch_of(["step"]) is None
     assert [(one.technique, one.reason) for one in made.found.rejected] == [
         ("starts", "worth nothing in epochs on top of tests (of tests)")
     ]

@@ -628,9 +628,10 @@ class Aside(Made):
 
     def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
         timing = super()._measured(plan, label, role)
-        if not any(choice.setting == {"kind": "a"} for choice in plan):
+        withdrawn = [f"{choice}: not here" for choice in plan if choice.setting == {"kind": "a"}]
+        if not withdrawn:
             return timing
-        run = Run(torch="2.13.0", device="cpu", withdrawn=["kinds (kind a): not here"])
+        run = Run(torch="2.13.0", device="cpu", withdrawn=withdrawn)
         return Untimed(f"could not be applied: {run.withdrawn[0]}", run, "", 0.8)
 
 
@@ -642,6 +643,18 @@ def test_what_stands_aside_in_one_setting_is_tried_in_another(together: bool) ->
     assert sorted(map(str, made.found.plan)) == ["fast", "kinds (kind b)"]
     assert [(one.technique, one.setting) for one in made.found.rejected] == [("kinds", {"kind": "a"})]
     assert bench.asked[3:].count(("fast", "kinds")) <= 2 and not made.found.cut_short
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_setting_that_no_step_shows_is_left_to_whole_epochs(together: bool) -> None:
+    class Half(Kinds):
+        def settings(self, run: Run) -> Sequence[Try]:
+            return [Try({"kind": "a"}, 0.9), Try({"kind": "b"}, 0.0)]
+
+    bench = Aside({(): 1.0, ("fast",): 0.5, ("half",): 1.0, ("fast", "half"): 0.5})
+    made = search(bench, Half(), Fast(), together=together)
+    made.screening.run()
+    assert [(one.technique, one.setting) for one in made.found.rejected] == [("half", {"kind": "a"})]
 
 
 class Companion(Fast):

@@ -61,10 +61,8 @@ class Bench:
         self._disturbances: list[tuple[str, bool]] = []  # plans, and whether their trials were disturbed
         self.epoch_allowance = _EPOCH_ALLOWANCE * trial_seconds  # of training, that a trial may take to see past one
         self.epoch_steps = 0  # of the shortest training epoch, where trials can see past it
-        self._epoch_length, self.epoch_limit = (
-            0,
-            math.inf,
-        )  # steps, and how many seconds a trial of whole epochs may take
+        self._epoch_length = 0  # steps
+        self.epoch_limit = math.inf  # seconds that a trial of whole epochs may take
         self._trained_seconds = 0.0  # what the script itself needed in its latest trial
         self.storm = ""  # where the script by itself compiles again and again, which no plan is blamed for
         self.times: list[TrialTimes] = []

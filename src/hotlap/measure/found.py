@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hotlap.measure.stats import Comparison, Decision, calibration_sd, compare, smallest_gain
@@ -48,6 +49,10 @@ class Found:
         """What was rejected alone may be worth having together with something else."""
         same = choice.technique.id, dict(choice.setting)
         self.rejected = [one for one in self.rejected if (one.technique, one.setting) != same]
+
+    def epoch_of(self, kept: Sequence[str]) -> EpochTimes | None:
+        """What whole epochs took, unless one of those that saved there has been dropped since."""
+        return self.epoch if self.epoch is not None and set(self.epoch.techniques) <= set(kept) else None
 
     @property
     def confirmed(self) -> bool:

@@ -150,7 +150,7 @@ class Screening:
 
     def _untried(self, candidate: Candidate) -> list[Candidate]:
         aside = [choice.setting for choice in self._attempts.stood_aside if choice.technique is candidate.technique]
-        tries = tuple(one for one in candidate.tries if one.setting not in aside)
+        tries = tuple(one for one in candidate.tries if one.setting not in aside and one.most >= LEAST_SHARE)
         return [dataclasses.replace(candidate, tries=tries)] if tries else []
 
     def _kept_for(self, slow: list[Candidate]) -> float:

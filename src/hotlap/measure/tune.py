@@ -200,7 +200,7 @@ def _report(target: Target, found: Found, bench: Bench) -> TuneReport:
         reused_trials=bench.known.reused,
         earlier_seconds=bench.known.earlier_seconds,
         compiled=str(after.compiled),
-        epoch=found.epoch if kept else None,
+        epoch=found.epoch_of([choice.technique.id for choice in kept]),
     )
 
 
