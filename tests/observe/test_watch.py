@@ -898,3 +898,8 @@ def test_masks_are_awaited_for_some_steps_only() -> None:
     finally:
         patch.undo()
     assert vars(torch.Tensor).get("__getitem__") is original
+
+
+def test_who_collates() -> None:
+    data = list(range(4))
+    assert [loader_facts(DataLoader(data, 2, collate_fn=own)).own_collate for own in (None, list)] == [False, True]

@@ -159,7 +159,9 @@ def test_tests_are_offered_where_the_training_draws_at_random_and_they_do_not() 
     unsure = loader_run(draws=5, random_training=None)
     both = ResidentDataset().settings(unsure)
     assert not isinstance(both, CannotHelp) and [one.setting for one in both] == [{}, {"of": "tests"}]
-    for run in (loader_run(draws=0), loader_run(draws=5, random_tests=True)):
+    odd = loader_run(draws=5)
+    odd = dataclasses.replace(odd, loaders=[odd.loaders[0], dataclasses.replace(odd.loaders[1], own_collate=True)])
+    for run in (loader_run(draws=0), loader_run(draws=5, random_tests=True), odd):
         refused = ResidentDataset().settings(run)
         assert isinstance(refused, CannotHelp) and refused.reason.startswith("its samples are drawn at random")
 

@@ -104,6 +104,8 @@ class ResidentDataset(Technique):
 def _why_not(loader: LoaderFacts) -> str | None:
     if loader.iterable:
         return "its data set is iterable"
+    if loader.own_collate:
+        return "it collates in a way of its own"
     if loader.in_memory:
         return "its data set already lies in memory as tensors"
     if loader.draws_random:

@@ -18,7 +18,7 @@ from hotlap.report.findings import EpochTimes, NotTried
 from hotlap.technique import Choice, Setting, Technique
 
 _TRIALS = 2  # to be kept room for: the plan, and what could help
-_SHARE = 0.25  # of the budget, that they may take
+_SHARE = 0.2  # of the budget, that they may take
 _WITH_TESTS = 1.25  # an epoch with its tests, in epochs of nothing but steps, as long as nobody knows
 
 

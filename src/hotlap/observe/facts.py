@@ -20,7 +20,7 @@ _SIZES = 64  # of a root, written down
 
 
 def loader_facts(loader: Any) -> LoaderFacts:
-    from torch.utils.data import IterableDataset
+    from torch.utils.data import IterableDataset, default_collate
 
     iterable = isinstance(loader.dataset, IterableDataset)
     context = loader.multiprocessing_context
@@ -40,6 +40,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
         start_method=start_method(context),
         dataset_id=id(loader.dataset),
         worker_init=loader.worker_init_fn is not None,
+        own_collate=loader.collate_fn is not default_collate,
         kept=resident is not None and resident.serves(loader),
         copied_early=early is not None and early.serves(loader),
         not_batched=_why_not_batched(loader),

@@ -35,6 +35,7 @@ class LoaderFacts:
     worker_init: bool = False  # it prepares its workers by a function of its own
     batch_bytes: int = 0  # of the first batch drawn; 0 = not known
     copied_early: bool = False  # its batches were on their way to the device before they were drawn
+    own_collate: bool = False  # it makes batches of samples by a function of the script's
     not_batched: str = ""  # why its images cannot be transformed a batch at a time
 
 
