@@ -65,15 +65,21 @@ BEFORE = Run(torch="2.13.0", device="cpu", loaders=[loader(trains=True), loader(
 
 
 class Made(Bench):
-    """Seconds an epoch by the techniques in the plan; every trial takes one second of the budget, or `costs`."""
+    """Seconds an epoch by the techniques in the plan, and a step where that is not 0.05; every trial takes one second
+    of the budget, or `costs`."""
 
-    def __init__(self, epochs: dict[tuple[str, ...], float | str], costs: float = 1.0) -> None:
+    def __init__(
+        self,
+        epochs: dict[tuple[str, ...], float | str],
+        costs: float = 1.0,
+        steps: dict[tuple[str, ...], float] | None = None,
+    ) -> None:
         class Silent:
             def __getattr__(self, name: str) -> Any:
                 return lambda *_: None
 
         super().__init__(None, None, 1.0, Silent())  # type: ignore[arg-type]
-        self._epochs, self._costs = epochs, costs
+        self._epochs, self._costs, self._steps = epochs, costs, steps or {}
         self.asked: list[tuple[str, ...]] = []
 
     @property
@@ -85,7 +91,8 @@ class Made(Bench):
         names = tuple(choice.technique.id for choice in plan)
         self.asked.append(names)
         found = self._epochs[names]
-        run = Run(torch="2.13.0", device="cpu", loaders=BEFORE.loaders, epoch_seconds=[9.0, 1.0])
+        steps = [self._steps.get(names, 0.05)] * (2 * EPOCH)
+        run = Run(torch="2.13.0", device="cpu", loaders=BEFORE.loaders, epoch_seconds=[9.0, 1.0], step_seconds=steps)
         return Timed(found, run, "enough", 1.0, True) if isinstance(found, float) else Untimed(found, run, "")
 
 
@@ -199,6 +206,21 @@ def test_what_gains_nothing_is_rejected_with_its_figure() -> None:
     made.run()
     assert plan(made) == ["step"] and made.found.epoch is None
     assert [one.reason for one in made.found.rejected] == ["1.00x of a whole epoch in a trial"]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "step", "is_kept"),
+    [
+        (0.9, 0.06, True),  # steps were slower by chance: what lies between them is not
+        (0.9, 0.04, False),  # only the steps were faster
+        (1.3, 0.11, False),  # it saves between steps, and makes them far slower
+    ],
+)
+def test_only_what_lies_between_steps_counts(epoch: float, step: float, is_kept: bool) -> None:
+    both = ("step", "tests")
+    made = epochs(Made({("step",): 1.0, both: epoch}, steps={both: step}), Tests())
+    made.run()
+    assert plan(made) == (["step", "tests (of tests)"] if is_kept else ["step"])
 
 
 @pytest.mark.parametrize("costs", [64.0, 32.0, 21.0])

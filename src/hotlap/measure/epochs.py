@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from hotlap.measure.bench import Bench
 from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, able, clash, has_company
-from hotlap.measure.found import KEEP_GAIN, Found
+from hotlap.measure.found import Found
 from hotlap.measure.purse import Purse
+from hotlap.measure.stats import level
 from hotlap.measure.timed import Timed, Untimed
 from hotlap.observe.run import Run
 from hotlap.report.findings import EpochTimes, NotTried
@@ -91,7 +92,7 @@ class Epochs:
         self.found.epoch = EpochTimes(plain.run.epoch_length, names, plain.level, best.level)
 
     def _wanted(self, plain: Timed) -> list[Candidate]:
-        share = 1 - plain.run.epoch_length * self.found.level / plain.level
+        share = _between(plain) / plain.level
         kept = {one.technique.id for one in self.found.plan}
         wanted: list[Candidate] = []
         for technique in (one for one in self._techniques if one.id not in kept):
@@ -114,8 +115,8 @@ class Epochs:
             if len(group) == 1:
                 self.found.reject(choices, timing.ending)
             return None, plain
-        ratio = plain.level / timing.level
-        if ratio < self.found.worth_keeping:
+        ratio, saved = plain.level / timing.level, _between(plain) - _between(timing)
+        if saved < LEAST_SHARE * plain.level or ratio * self.found.worth_keeping < 1:
             self.found.reject(choices, f"{ratio:.2f}x of a whole epoch in a trial")
             return [], plain
         return self._without_idlers(group, timing)
@@ -126,7 +127,7 @@ class Epochs:
             rest = [one for one in group if one is not candidate]
             choices = [one.choice() for one in rest]
             timing = self._time(choices, f"without {candidate.choice()}") if rest and self._has_room(choices) else None
-            if isinstance(timing, Timed) and timing.level < KEEP_GAIN * best.level:
+            if isinstance(timing, Timed) and _between(timing) - _between(best) < LEAST_SHARE * best.level:
                 self.found.reject(
                     [candidate.choice()], f"worth nothing in epochs on top of {' + '.join(map(str, choices))}"
                 )
@@ -178,3 +179,9 @@ class Epochs:
     def _forget(self, technique: Technique) -> None:
         """What was said before an epoch was seen."""
         self.found.not_tried[:] = [one for one in self.found.not_tried if one.technique != technique.id]
+
+
+def _between(timing: Timed) -> float:
+    """Seconds of an epoch that were not its steps, at the pace they had in this very trial: processes differ in that by
+    chance, which is no gain or loss of what saves elsewhere."""
+    return timing.level - timing.run.epoch_length * level(timing.run.step_seconds)
