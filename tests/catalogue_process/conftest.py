@@ -9,6 +9,7 @@ from torch import nn
 from hotlap.catalogue import find
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
+from hotlap.parts import early_copies
 
 
 @pytest.fixture
@@ -23,6 +24,30 @@ def apply():
 
     yield applied
     patch.undo()
+
+
+class _Clones:
+    """Stands for a device: what torch itself moves to "meta" has no values, what comes from here has."""
+
+    device, room_bytes = torch.device("meta"), 1 << 30
+
+    def __init__(self) -> None:
+        self.handed = 0
+
+    def copy(self, tensors):
+        return [tensor.clone() for tensor in tensors]
+
+    def hand_over(self, made, blocking):
+        self.handed += 1
+        return made
+
+
+@pytest.fixture
+def clones(monkeypatch: pytest.MonkeyPatch) -> _Clones:
+    """In force as the device "meta"; `clones.handed` counts what was copied ahead and used."""
+    found = _Clones()
+    monkeypatch.setattr(early_copies, "copier_for", lambda device: found if device == found.device else None)
+    return found
 
 
 class _BoundToItself(nn.Module):

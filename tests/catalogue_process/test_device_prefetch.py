@@ -11,34 +11,9 @@ from torch.utils.data import DataLoader, Dataset
 from hotlap.catalogue import find
 from hotlap.observe.facts import loader_facts
 from hotlap.observe.run import LoaderFacts, Run
-from hotlap.parts import early_copies
 from hotlap.technique import CannotHelp, Parity
 
-META = torch.device("meta")
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*")
-
-
-class Clones:
-    """Stands for a device: what torch itself moves to "meta" has no values, what comes from here has."""
-
-    device, room_bytes = META, 1 << 30
-
-    def __init__(self) -> None:
-        self.handed = 0
-
-    def copy(self, tensors):
-        return [tensor.clone() for tensor in tensors]
-
-    def hand_over(self, made, blocking):
-        self.handed += 1
-        return made
-
-
-@pytest.fixture
-def clones(monkeypatch: pytest.MonkeyPatch) -> Clones:
-    found = Clones()
-    monkeypatch.setattr(early_copies, "copier_for", lambda device: found if device == META else None)
-    return found
 
 
 class Squares(Dataset):
@@ -97,7 +72,7 @@ def plainly(kind: type[Squares], stop: int, options: tuple[tuple[str, int], ...]
     ids=lambda one: "+".join(one) if isinstance(one, list) else None,
 )
 @pytest.mark.parametrize("first", [False, True], ids=["applied last", "applied first"])
-def test_beside_the_others(apply, clones: Clones, others, kind, options, first: bool, stop: int) -> None:
+def test_beside_the_others(apply, clones, others, kind, options, first: bool, stop: int) -> None:
     expected = plainly(kind, stop, tuple(options.items()))
     for name in ["device-prefetch", *others] if first else [*others, "device-prefetch"]:
         patch = apply(name)
@@ -107,7 +82,7 @@ def test_beside_the_others(apply, clones: Clones, others, kind, options, first: 
     assert loader_facts(loader).kept == ("resident-dataset" in others)
 
 
-def test_a_store_that_is_not_trusted_any_more(apply, clones: Clones) -> None:
+def test_a_store_that_is_not_trusted_any_more(apply, clones) -> None:
     """In the middle of an epoch: no batch is lost, and the next ones are drawn when they are asked for."""
     table = torch.arange(640.0)  # changed below in a way that torch does not count, so its state does not tell
 

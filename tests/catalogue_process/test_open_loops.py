@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import open_loops
@@ -25,7 +24,7 @@ from open_loops import (
 )
 
 from hotlap.observe.facts import loader_facts
-from hotlap.parts import early_copies, recycled_batches
+from hotlap.parts import recycled_batches
 
 SCRIPT = Path(open_loops.__file__)
 LOADERS = (shuffled, shuffled_by_its_own, without_the_last, in_buckets)
@@ -33,30 +32,14 @@ GIVEN = ("loader-workers", {"num_workers": 2})
 LASTING = ("loader-workers", {"num_workers": 2, "persistent_workers": True})
 MORE = ("loader-workers", {"num_workers": 2, "persistent_workers": True, "replacing": 1})
 NONE = ("loader-workers", {"num_workers": 0, "replacing": 2})
-META = torch.device("meta")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*")
 
 
-class Clones:
-    """Stands for a device, as in the tests of device-prefetch."""
-
-    device, room_bytes, handed = META, 1 << 30, 0
-
-    def copy(self, tensors):
-        return [tensor.clone() for tensor in tensors]
-
-    def hand_over(self, made, blocking):
-        self.handed += 1
-        return made
-
-
-@pytest.fixture
-def clones(monkeypatch: pytest.MonkeyPatch) -> Clones:
-    found = Clones()
-    monkeypatch.setattr(early_copies, "copier_for", lambda device: found if device == META else None)
-    monkeypatch.setattr(recycled_batches, "INLINE", 0)  # so that batches as small as these go through blocks
-    return found
+@pytest.fixture(autouse=True)
+def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches as small as these go through shared memory too."""
+    monkeypatch.setattr(recycled_batches, "INLINE", 0)
 
 
 def named(choice) -> tuple:
@@ -97,7 +80,7 @@ def test_a_script_with_all_of_them(warm) -> None:
     ],
     ids=lambda one: "+".join(named(choice)[0] for choice in one) if isinstance(one, list) else None,
 )
-def test_whatever_feeds_the_loop(apply, clones: Clones, workers: int, choices: list) -> None:
+def test_whatever_feeds_the_loop(apply, clones, workers: int, choices: list) -> None:
     is_asked_otherwise = choices in ([GIVEN], [MORE]) or "resident-dataset" in choices
     builds = LOADERS if is_asked_otherwise else (shuffled, in_buckets)
     for loop in LOOPS:
@@ -135,7 +118,7 @@ def test_workers_that_were_taken_away(apply, build) -> None:
     all_seen(LOOPS, [build], in_memory(), num_workers=2)
 
 
-def test_a_script_s_own_lasting_workers_have_one_iterator_as_ever(apply, clones: Clones) -> None:
+def test_a_script_s_own_lasting_workers_have_one_iterator_as_ever(apply, clones) -> None:
     given = {"num_workers": 1, "persistent_workers": True}
     expected = plainly(two_at_once_or_less, shuffled, **given)
     for choice in [MORE, "persistent-workers", "recycled-batches", "device-prefetch"]:

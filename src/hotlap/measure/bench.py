@@ -246,7 +246,7 @@ class Bench:
 
 
 def _name(plan: Sequence[Choice]) -> str:
-    return str([str(choice) for choice in plan])
+    return str(sorted(map(str, plan)))
 
 
 def is_disturbed(run: Run) -> bool:

@@ -71,25 +71,31 @@ class Epochs:
     def _try_all(self, plain: Timed) -> None:
         """Together on top of the plan, where what lies between steps is worth it; one by one where that breaks."""
         wanted = self._wanted(plain)
+        if not wanted:
+            return
         if not self._has_room([candidate.choice() for candidate in wanted]):
             for candidate in wanted:
                 self._had_no_room(candidate)
             self._take_companions()
             return
-        taken, best = self._gaining(wanted, plain) if wanted else ([], plain)
-        for candidate in wanted if taken is None and len(wanted) > 1 else []:
-            if self._has_room([candidate.choice()]):
-                taken, best = self._gaining([candidate], plain)
-            else:
+        taken, best = self._gaining(wanted, plain)
+        if taken is None and len(wanted) > 1:
+            taken, best = self._first_gaining(wanted, plain)
+        if taken:
+            for candidate in taken:
+                self._take(candidate)
+            names = [candidate.technique.id for candidate in taken]
+            self.found.epoch = EpochTimes(plain.run.epoch_length, names, plain.level, best.level)
+
+    def _first_gaining(self, wanted: list[Candidate], plain: Timed) -> tuple[list[Candidate] | None, Timed]:
+        for candidate in wanted:
+            if not self._has_room([candidate.choice()]):
                 self._had_no_room(candidate)
+                continue
+            taken, best = self._gaining([candidate], plain)
             if taken:
-                break
-        if not taken:
-            return
-        for candidate in taken:
-            self._take(candidate)
-        names = [candidate.technique.id for candidate in taken]
-        self.found.epoch = EpochTimes(plain.run.epoch_length, names, plain.level, best.level)
+                return taken, best
+        return None, plain
 
     def _wanted(self, plain: Timed) -> list[Candidate]:
         share = _between(plain) / plain.level
