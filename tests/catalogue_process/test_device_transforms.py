@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 PARTS = Path(__file__).resolve().parent.parent / "parts"
 sys.path.insert(0, str(PARTS))
-from deferred_photos import Photos, stand_in, write_photos  # noqa: E402
+from deferred_photos import Cut, Photos, stand_in, write_photos  # noqa: E402
 
 from hotlap.catalogue import find  # noqa: E402
 from hotlap.measure.candidates import clash  # noqa: E402
@@ -26,6 +26,7 @@ from hotlap.observe.joints import Joints  # noqa: E402
 from hotlap.observe.patch import Patch  # noqa: E402
 from hotlap.observe.run import Compared, LoaderFacts, Run  # noqa: E402
 from hotlap.parts import batched_transforms  # noqa: E402
+from hotlap.parts.resident_loader import serves  # noqa: E402
 from hotlap.technique import CannotHelp, Choice, Parity  # noqa: E402
 
 OTHERS = (
@@ -90,6 +91,40 @@ def test_beside_the_others(folder: Path, others, first: bool) -> None:
     (judged,) = (one.facts for one in patch.joints.comparisons if "first images" in one.what)
     assert judged.count >= 16 and judged.difference <= 1
     assert found == expected
+
+
+class Middle(Cut):
+    """The same of every image, each time."""
+
+    def draw(self, width: int, height: int) -> tuple[int, int, int, bool]:
+        return 0, 0, self.size, False
+
+
+@pytest.mark.parametrize("are_lasting", [False, True])
+@pytest.mark.parametrize("first", [False, True], ids=["applied last", "applied first"])
+def test_kept_tests_are_not_made_anew(apply, folder: Path, first: bool, are_lasting: bool) -> None:
+    """The training's images are made here; the tests', once they are kept, by nobody."""
+
+    def run() -> list:
+        torch.manual_seed(5)
+        numpy.random.seed(5)
+        training = DataLoader(Photos(folder), batch_size=4, shuffle=True, num_workers=2)
+        tests = DataLoader(Photos(folder, Middle()), batch_size=4, num_workers=2, persistent_workers=are_lasting)
+        found = []
+        for _ in range(3):
+            found += [(labels.tolist(), images.numpy().tobytes()) for images, labels in training]
+            with torch.no_grad():
+                found += [(labels.tolist(), images.numpy().tobytes()) for images, labels in tests]
+        assert not {"_get_iterator"} & {*vars(tests), *vars(training)}
+        return [*found, torch.rand(1).item(), serves(tests), serves(training)]
+
+    plain = run()
+    kinds = {"device-transforms": SETTINGS["device-transforms"], "resident-dataset": {"of": "tests"}}
+    for name in sorted(kinds, reverse=not first):
+        patch = apply(name, kinds[name])
+    assert run() == [*plain[:-2], True, False]
+    (judged,) = (one.facts for one in patch.joints.comparisons if "first images" in one.what)
+    assert judged.count >= 16 and judged.difference <= 1
 
 
 @pytest.mark.parametrize("are_lasting", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -806,3 +807,33 @@ def test_one_odd_trial_of_the_script_does_not_hide_a_gain(slow: int) -> None:
     made.screening.run()
     assert [str(choice) for choice in made.found.plan] == ["fast"]
     assert made.found.smallest_gain > 1.5, "what is claimed is held to the noise there was"
+
+
+class Scattered(Made):
+    """The script takes another time in every trial, and a plan always the same."""
+
+    def __init__(self, script: Sequence[float], plan: float) -> None:
+        super().__init__({("fast",): plan})
+        self._script = itertools.cycle(script)
+
+    def _measured(self, plan: Sequence[Choice], label: str, role: Any) -> Timed | Untimed:
+        self._levels[()] = next(self._script)
+        return super()._measured(plan, label, role)
+
+
+@pytest.mark.parametrize(
+    ("plan", "proven", "most"),
+    [
+        (0.5, True, 30),  # a large gain in every trial: a little more time than was asked for shows it
+        (0.75, False, 20),  # some trials tell of one, some do not: the budget is what it is
+        (0.95, False, 20),
+    ],
+)
+def test_a_large_gain_is_not_thrown_away_because_the_budget_is_over(plan: float, proven: bool, most: int) -> None:
+    bench = Scattered([1.9, 1.0, 1.0, 1.9, 0.9], plan)
+    found = Found(plan=[Choice(Fast(), {})], baselines=[2.0, 1.0])
+    bench.asked += [()] * 13  # what the search took
+    Proof(bench, found, 20.0, 1.0, "").confirm()
+    assert found.confirmed is proven
+    assert 20 - 2 < bench.spent <= most and (bench.spent > 20) is proven
+    assert any("more pairs, until 30 s at most" in line for line in bench._listener.said_so) is proven

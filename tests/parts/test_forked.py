@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -137,3 +138,21 @@ def test_a_child_that_was_waited_for_by_others_is_no_error() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     forked.end(child)
+
+
+def test_nobody_waits_for_the_copy_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large process takes a while for that; it is seen to all the same."""
+    may_end, ended = threading.Event(), threading.Event()
+    end = forked.end
+
+    def slowly(child: int) -> None:
+        may_end.wait()
+        end(child)
+        ended.set()
+
+    monkeypatch.setattr(forked, "end", slowly)
+    child = asked(os.getpid, 20)
+    may_end.set()
+    assert ended.wait(20)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

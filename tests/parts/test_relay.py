@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import textwrap
 import threading
 import weakref
 
@@ -135,3 +136,25 @@ def test_a_script_that_leaves_its_loop_early_ends_as_it_would() -> None:
         done = subprocess.run([sys.executable, "-c", LEFT_EARLY], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.split() == ["left", "worked"], "what is at work is waited for, and nothing more is begun"
+
+
+@pytest.mark.parametrize("kind", ["drawing", "relay"])
+def test_one_that_lives_to_the_very_end_says_nothing(kind: str) -> None:
+    """By then Python may have emptied this module: a word of it would stand at the end of the script's own."""
+    text = f"""
+    import atexit
+    def emptied():
+        global kept
+        drawing_ahead.__dict__.update(dict.fromkeys(drawing_ahead.__dict__))
+        del kept
+    atexit.register(emptied)  # goes last: the module's own is registered when it is imported
+
+    from hotlap.parts import drawing_ahead
+    from hotlap.parts.drawing_ahead import Drawing, Relay
+    kept = Drawing(lambda: 1, 2)
+    if {kind == "relay"}:
+        kept = Relay(kept, lambda one: one, 2)
+    kept.take()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

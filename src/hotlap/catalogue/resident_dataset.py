@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 
@@ -80,7 +80,6 @@ class ResidentDataset(Technique):
         return [*([Try({"on": DEVICE}, on_host)] if run.device == "cuda" else []), here, *of_tests]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        import torch
         from torch.utils.data import DataLoader
 
         from hotlap.observe.dataset_state import dataset_state
@@ -91,14 +90,12 @@ class ResidentDataset(Technique):
         limit = int(_SHARE_OF_MEMORY * free_memory())  # a container may have less than its machine
         place = device_in_use if setting.get("on") == DEVICE else None
         residency = Residency(limit, dataset_state, patch.withdraw, place)
-        get_iterator, is_for_tests = DataLoader._get_iterator, setting.get("of") == TESTS
-
-        def iterator(loader: Any) -> Any:
-            trains = is_for_tests and torch.is_grad_enabled()
-            return get_iterator(loader) if trains else residency.iterator(get_iterator, loader)
-
         patch.on_undo(residency.close)
-        patch.set(DataLoader, "_get_iterator", iterator)
+        if setting.get("of") == TESTS:
+            patch.at(patch.joints.loader_started, residency.claim_tests, depth=-2)  # before those who make batches
+            return
+        get_iterator = DataLoader._get_iterator
+        patch.set(DataLoader, "_get_iterator", lambda loader: residency.iterator(get_iterator, loader))
 
 
 def _why_not(loader: LoaderFacts) -> str | None:

@@ -79,6 +79,9 @@ class Bench:
         telling = [found for name, found in self._disturbances if name == _name([]) or name not in self._crowded]
         return sum(telling) / len(telling) if telling else 0.0
 
+    def say(self, sentence: str) -> None:
+        self._listener.said(sentence)
+
     def longest(self, trials: int) -> str:
         """What so many trials of the script may take, as far as that can be said before the first."""
         each, limit = self._seconds, self._order.limit_seconds

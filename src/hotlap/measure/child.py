@@ -33,7 +33,8 @@ from hotlap.technique import Choice
 # Trackers must neither phone home nor ask questions during trials.
 _QUIET = {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "COMET_MODE": "disabled", "NEPTUNE_MODE": "offline"}
 _QUIET |= {"MLFLOW_TRACKING_URI": "file:///tmp/mlruns", "TQDM_MININTERVAL": "5"}
-_KEPT = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+# Kernels that torch, Triton or the driver compiles: cuDNN has some compiled while it looks for the fastest.
+_KEPT = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "driver"}
 _PROGRESS_SECONDS = 0.2
 _NOTED_AT, _NOTED_SECONDS = (1, 2, 4, 8, 16, 32, 64, 128), 10.0
 _TOO_FEW = 12  # steps: what starts late, like compiling, has not begun to pay

@@ -12,7 +12,7 @@ from hotlap.report.findings import Ablation, EpochTimes, Interval, NotTried, Par
 from hotlap.technique import Choice, Parity
 
 KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this, and than the noise
-_BEYOND_NOISE = 1.25  # whatever the noise of the script: a plan may have less of it, and is proven later anyway
+BEYOND_NOISE = 1.25  # whatever the noise of the script: a plan may have less of it, and is proven later anyway
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Found:
     @property
     def worth_keeping(self) -> float:
         """The ratio a single trial must show: more than two identical processes differ by chance."""
-        return max(KEEP_GAIN, min(_BEYOND_NOISE, math.exp(calibration_sd(self.baselines))))
+        return max(KEEP_GAIN, min(BEYOND_NOISE, math.exp(calibration_sd(self.baselines))))
 
     @property
     def smallest_gain(self) -> float:

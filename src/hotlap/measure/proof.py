@@ -11,7 +11,7 @@ from hotlap.measure.bench import Bench
 from hotlap.measure.candidates import accompanied
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.culprits import without_culprits
-from hotlap.measure.found import Found
+from hotlap.measure.found import BEYOND_NOISE, Found
 from hotlap.measure.sameness import Sameness, failure, level_of, passed
 from hotlap.measure.stats import LOOKS, Decision, calibration_sd, compare
 from hotlap.measure.timed import Timed
@@ -21,6 +21,7 @@ from hotlap.report.findings import Ablation, ParityCheck, TrialTimes
 from hotlap.technique import Choice, Family, Parity
 
 PARITY_TRIALS = 2  # what the three, shorter, parity runs cost, in timing trials
+_OVERTIME = 1.5  # budgets, that the proof of a large gain may end after
 OTHER_SEEDS = 2  # runs of the script for the band round its losses
 
 
@@ -44,6 +45,7 @@ class Proof:
         self._bench, self.found, self._budget, self._trial_seconds = bench, found, budget_seconds, trial_seconds
         self._parity_folder = parity_folder
         self._same: Sameness | None = None
+        self._is_late = False
 
     def run(self) -> None:
         self._check_parity()
@@ -193,7 +195,7 @@ class Proof:
         baselines: list[float] = []
         first = len(self._bench.times)
         for pair in range(LOOKS[-1]):
-            if pair >= LOOKS[0] and self._bench.spent + 2 * self._trial_seconds > self._budget:
+            if pair >= LOOKS[0] and not self._has_time_for_a_pair(baselines):
                 break
             arms = ("baseline", "plan") if pair % 2 == 0 else ("plan", "baseline")
             levels = {}
@@ -217,6 +219,22 @@ class Proof:
             times = [to_json(one) for one in self._bench.times[first:]]
             pairs = {"baselines": baselines, "plans": self.found.plans, "sd": sd, "times": times}
             self._bench.keep("pairs", self.found.plan, pairs | {"after": to_json(self.found.after)})
+        return True
+
+    def _has_time_for_a_pair(self, baselines: list[float]) -> bool:
+        """Within the budget; and somewhat beyond it where every trial so far tells of a large gain and only their
+        spread stands against it: to throw all of them away would cost more."""
+        until = self._bench.spent + 2 * self._trial_seconds
+        if until <= self._budget:
+            return True
+        is_large = min(baselines) > BEYOND_NOISE * max(self.found.plans)
+        if not is_large or until > _OVERTIME * self._budget:
+            return False
+        if not self._is_late:
+            self._bench.say(
+                f"a large gain, but times are far apart: more pairs, until {_OVERTIME * self._budget:.0f} s"
+            )
+            self._is_late = True
         return True
 
     # what is each worth? --------------------------------------------------------------------------------------------

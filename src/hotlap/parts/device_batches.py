@@ -91,8 +91,10 @@ class DeviceBatches:
         self._is_over = self._has_begun = False
 
     def starts(self, loader: Any) -> None:
-        """For the one call that follows: nobody else's hold on `DataLoader` is touched, and nothing stays behind."""
-        if not self._is_over and (loader._iterator is None or not loader.persistent_workers):
+        """For the one call that follows: nobody else's hold on `DataLoader` is touched, and nothing stays behind. Whom
+        another one has claimed in this way is left to that."""
+        is_new = loader._iterator is None or not loader.persistent_workers
+        if not self._is_over and is_new and "_get_iterator" not in vars(loader):
             vars(loader)["_get_iterator"] = functools.partial(self._once, loader)
 
     def _once(self, loader: Any) -> Any:

@@ -42,7 +42,7 @@ class Drawing:
     is there, and the rest is for itself to draw."""
 
     def __init__(self, draw: Callable[[], Any], ahead: int, held: Any = None) -> None:
-        self._process = os.getpid()
+        self._process, self._is_stopped = os.getpid(), False
         self._wanted: SimpleQueue[bool] = SimpleQueue()  # queues that may be used wherever the collector comes in
         self._made: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         for _ in range(ahead):
@@ -72,6 +72,7 @@ class Drawing:
 
     def stop(self, wait_seconds: float | None = 0.0) -> None:
         """What was drawn and not taken is dropped. None waits for as long as the draw at work takes."""
+        self._is_stopped = True
         with contextlib.suppress(Empty):
             while True:
                 self._wanted.get_nowait()
@@ -80,7 +81,8 @@ class Drawing:
             self._thread.join(wait_seconds)
 
     def __del__(self) -> None:
-        self.stop()
+        if not self._is_stopped:  # all are before the interpreter goes down, and nothing here works after that
+            self.stop()
 
 
 class Relay(Drawing):

@@ -12,6 +12,7 @@ import select
 import signal
 import stat
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -39,10 +40,14 @@ def asked(question: Callable[[], Any], patience_seconds: float) -> Any:
     finally:
         os.close(writing)
     try:
-        return _answer(reading, patience_seconds)
+        answer = _answer(reading, patience_seconds)
+    except BaseException:
+        end(child)
+        raise
     finally:
         os.close(reading)
-        end(child)
+    threading.Thread(target=end, args=(child,), name="hotlap-ends-copy", daemon=True).start()  # a large one takes long
+    return answer
 
 
 def _asker(question: Callable[[], Any], reading: int, writing: int) -> int:

@@ -4,6 +4,7 @@ every epoch, and several over one data set, share it."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -199,7 +200,8 @@ class ResidentSamples:
 
 
 class Residency:
-    """Every loader of a process. `iterator` stands in the place of `DataLoader._get_iterator`."""
+    """Every loader of a process. `iterator` stands in the place of `DataLoader._get_iterator`, or `claim_tests` is told
+    of every loader that starts."""
 
     def __init__(
         self, limit_bytes: int, state: Callable[[Any], int], given_up: Callable[[str], None],
@@ -211,14 +213,26 @@ class Residency:
         self._live, self._process = 0, os.getpid()
 
     def iterator(self, original: Callable[[Any], Any], loader: Any) -> Any:
+        return iterator(loader, self._samples(loader), original) if self._may_keep(loader) else original(loader)
+
+    def claim_tests(self, loader: Any) -> None:
+        """A loader is about to be iterated: where gradients are off and its samples may be kept, nobody else has it."""
+        is_new = loader._iterator is None or not loader.persistent_workers
+        if is_new and not torch.is_grad_enabled() and self._may_keep(loader):
+            vars(loader)["_get_iterator"] = functools.partial(self._once, loader)
+
+    def _once(self, loader: Any) -> Any:
+        vars(loader).pop("_get_iterator", None)
+        return self.iterator(type(loader)._get_iterator, loader)
+
+    def _may_keep(self, loader: Any) -> bool:
         if os.getpid() != self._process:  # a forked copy would write into our rows
-            return original(loader)
+            return False
         reason = why_not(loader)
-        if reason is not None:
-            if not self._live:
-                self._given_up(reason)
-            return original(loader)
-        return iterator(loader, self._samples(loader), original)
+        if reason is not None and not self._live:
+            self._given_up(reason)
+        kept = self._kept.get(id(_owner(loader)))
+        return reason is None and (kept is None or kept.store is not None)
 
     def close(self) -> None:
         """End what still fills stores in the background."""
