@@ -20,6 +20,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -126,7 +127,8 @@ def _reason(variant: Variant, ending: Ending) -> str:
 def compete(
     variants: Sequence[Variant], order: dict[str, Any], rounds: int, limit_seconds: float, say: Callable[[str], None]
 ) -> tuple[list[list[Lap]], str]:
-    """Whole rounds only, and why there are fewer than wanted. The first must succeed."""
+    """Whole rounds only, and why there are fewer than wanted. The first must succeed; an interrupt in it keeps what can
+    be compared."""
     began, done, longest, silent = time.monotonic(), [], 0.0, []
 
     def ended(why: str = "") -> tuple[list[list[Lap]], str]:
@@ -143,6 +145,12 @@ def compete(
                 made = lap(variant, number, order, limit_seconds - (time.monotonic() - began))
                 if variant.name not in (SCRIPT, RUN) and laps:
                     _same_network(laps[0], made)
+            except KeyboardInterrupt:
+                if not done and {one.name for one in variants if one.is_needed} <= {one.variant for one in laps}:
+                    done.append(laps)
+                if not done:
+                    raise
+                return ended("it was interrupted")
             except Failed as failed:
                 if not done and variant.is_needed:
                     raise
@@ -158,11 +166,12 @@ def compete(
     return ended()
 
 
-def _same_network(script: Lap, other: Lap) -> None:
-    if (script.weights, script.optimizer) != (other.weights, other.optimizer):
+def _same_network(first: Lap, other: Lap) -> None:
+    """`first` trains the script's own."""
+    if (first.weights, first.optimizer) != (other.weights, other.optimizer):
         raise Failed(
-            f"the {other.variant} trains {other.weights:,} weights by {other.optimizer}, the script {script.weights:,} "
-            f"by {script.optimizer}: they cannot be compared"
+            f"the {other.variant} trains {other.weights:,} weights by {other.optimizer}, the script {first.weights:,} "
+            f"by {first.optimizer}: they cannot be compared"
         )
 
 
@@ -186,8 +195,9 @@ def ratio(rounds: Sequence[Sequence[Lap]], slower: str, faster: str, figure: str
 def comparisons(rounds: Sequence[Sequence[Lap]]) -> list[dict[str, Any]]:
     """Each pair of variants by each figure, the slower by intent first."""
     names = [lap.variant for lap in rounds[0]]
-    pairs = [(slower, faster) for slower, faster in ((SCRIPT, RUN), (SCRIPT, EXPERT), (EXPERT, RUN)) if faster in names]
+    pairs = [(SCRIPT, RUN), (SCRIPT, EXPERT), (EXPERT, RUN)]
     pairs += [pair for name in names if name in TRAINERS for pair in ((SCRIPT, name), (name, RUN))]
+    pairs = [pair for pair in pairs if set(pair) <= set(names)]
     found = []
     for slower, faster in pairs:
         for figure in FIGURES:
@@ -221,7 +231,7 @@ def variants(given: argparse.Namespace) -> list[Variant]:
     trainers += shlex.split(given.beside_arguments)
     with_ = ["--with", given.with_] if given.with_ else []
     return [
-        Variant(SCRIPT, [sys.executable, *own], script.parent),
+        *([] if given.no_script else [Variant(SCRIPT, [sys.executable, *own], script.parent)]),
         Variant(RUN, [sys.executable, *HOTLAP, *with_, *own], script.parent),
         Variant(EXPERT, [sys.executable, *expert], script.parent),
         *(
@@ -294,6 +304,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     made.add_argument(
         "--with", dest="with_", default="", help="techniques instead of a plan, as `hotlap run` takes them"
     )
+    made.add_argument("--no-script", action="store_true", help="leave out the script as it is, which takes longest")
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--limit", type=float, default=1800.0, help="seconds for the whole run")
     made.add_argument("--window", type=float, default=10.0, help="seconds that are measured, at least")
@@ -347,4 +358,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what `timeout` sends: keep what is there
     sys.exit(main())

@@ -144,6 +144,33 @@ def test_a_trainer_that_is_not_there_stops_nobody_else(project: Path, monkeypatc
     assert not any("accelerate" in pair for pair in found)
 
 
+@pytest.mark.parametrize(
+    ("at", "kept"),
+    [((0, "lightning"), 1), ((1, "hotlap run"), 1), ((0, "expert"), 0)],
+    ids=["all that is needed is there", "a whole round is there", "nothing to compare"],
+)
+def test_an_interrupt_keeps_what_can_be_compared(
+    project: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[int, str], kept: int
+) -> None:
+    def made(variant: bench.Variant, number: int, order: dict, limit_seconds: float) -> bench.Lap:
+        if (number, variant.name) == at:
+            raise KeyboardInterrupt
+        return lap(variant.name, 1.0)
+
+    monkeypatch.setattr(bench, "lap", made)
+    given = ["cifar", "--script", str(project / "train.py"), "--with", "x", "--beside", "lightning", "--no-script"]
+    three = bench.variants(bench.options(given))
+    assert [one.name for one in three] == ["hotlap run", "expert", "lightning"]
+    if not kept:
+        with pytest.raises(KeyboardInterrupt):
+            bench.compete(three, {}, 2, 60.0, lambda line: None)
+        return
+    rounds, why_fewer = bench.compete(three, {}, 2, 60.0, lambda line: None)
+    assert len(rounds) == kept and why_fewer == "it was interrupted"
+    found = {(one["of"], one["to"]) for one in bench.comparisons(rounds)}
+    assert ("expert", "hotlap run") in found and not any("script" in pair for pair in found)
+
+
 def test_trainers_are_known_by_name_and_for_two_courses(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = ["--script", str(project / "train.py"), "--beside"]
     assert bench.options(["resnet50-course", *own, "trainers"]).beside == list(bench.TRAINERS)
