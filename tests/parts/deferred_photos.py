@@ -11,6 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from hotlap.parts import batched_transforms
+from hotlap.parts.packed_images import Images
 
 COUNT, SIZE = 22, 8
 
@@ -57,6 +58,9 @@ class Pipeline:
         if self.fault == "raises" or self.fault == f"raises at {self.runs}":
             raise RuntimeError("planted")
         made = []
+        if isinstance(images, Images):
+            sizes = zip(images.starts, images.heights, images.widths, strict=True)
+            images = [images.flat[at : at + 3 * high * wide].view(3, high, wide) for at, high, wide in sizes]
         for image, (left, top, size, is_flipped) in zip(images, recipes, strict=True):
             part = image[:, top : top + size, left : left + size].float().div(255)
             made.append(part.flip(-1) if is_flipped != (self.fault == "flips") else part)

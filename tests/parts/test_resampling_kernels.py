@@ -14,9 +14,10 @@ from test_batched_transforms import ended, exact
 
 from hotlap.parts import batched_transforms, resampling
 from hotlap.parts.batched_transforms import Pipeline, recognised
-from hotlap.parts.resampling import _Looking
+from hotlap.parts.resampling import _Fetching, _Looking
 
 KINDS = ["resized crop", "resized crop, bicubic", "resize to a side", "pad, resize, pad"]
+PICKED = ["crop", "crop, padded", "crop, mirrored", "pad, edge", "pad, symmetric", "pads of two colours"]
 MODULE = "hotlap.parts.resampling_kernels"
 
 
@@ -31,14 +32,17 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     del sys.modules[MODULE]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *PICKED])
 def test_levels_by_kernels(kind: str, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resampling, "kernels", lambda device: interpreted)
-    monkeypatch.delattr("hotlap.parts.resampling._Resizing.made")  # nobody else is to do it
-    assert compared(ended(v2, exact(v2)[kind]), sizes=((40, 30), (9, 7), (20, 90), (33, 47))).largest == 0
+    for others in ("_Resizing", "_Picking"):
+        monkeypatch.delattr(f"hotlap.parts.resampling.{others}.made")  # nobody else is to do it
+    sizes = ((40, 36), (37, 51), (90, 40), (33, 47)) if kind in PICKED else ((40, 30), (9, 7), (20, 90), (33, 47))
+    assert compared(ended(v2, exact(v2)[kind]), sizes=sizes).largest == 0
 
 
-def test_without_a_compiler_products_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["resized crop", "crop, padded"])
+def test_without_a_compiler_torch_does_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels cannot be started, which only shows at the first of them."""
 
     def fails(*args: object) -> None:
@@ -47,20 +51,23 @@ def test_without_a_compiler_products_do_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(resampling, "_unusable", set())
     monkeypatch.setattr(resampling, "kernels", lambda device: None if resampling._unusable else resampling)
     monkeypatch.setattr(_Looking, "made", fails)
-    assert compared(ended(v2, exact(v2)["resized crop"]), sizes=PHOTOS).largest == 0
+    monkeypatch.setattr(_Fetching, "made", fails)
+    assert compared(ended(v2, exact(v2)[kind]), sizes=PHOTOS).largest == 0
     assert resampling._unusable == {"cpu"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("is_resized", [True, False])
 def test_what_becomes_of_levels_is_looked_up(
-    version: str, mode: str, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+    is_resized: bool, version: str, mode: str, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The very floats that two more stages would make of them. Crops of tall pictures take their rows first."""
     kind = VERSIONS[version]
     mean, std = (MEAN, STD) if mode == "RGB" else ([0.5], [0.25])
     last = [kind.ToTensor()] if version == "v1" else [kind.ToImage(), kind.ToDtype(torch.float32, scale=True)]
-    transform = kind.Compose([kind.RandomResizedCrop((12, 9)), *last, kind.Normalize(mean, std)])
+    crops = [kind.RandomResizedCrop((12, 9))] if is_resized else [kind.RandomCrop((12, 9), 4, True, 70)]
+    transform = kind.Compose([*crops, kind.RandomHorizontalFlip(), *last, kind.Normalize(mean, std)])
     pictures = [picture(*size, seed=at, mode=mode) for at, size in enumerate(((40, 30), (9, 7), (20, 90), (33, 47)))]
     pipeline = recognised(transform)
     assert isinstance(pipeline, Pipeline)
@@ -92,4 +99,22 @@ def test_they_compile_for_a_gpu(is_across: bool, has_table: bool) -> None:
     constants = {"IS_ACROSS": is_across, "HAS_TABLE": has_table, "HIGH": 16, "WIDE": 64, "BITS": 22}
     given = {**pointers, **numbers, **dict.fromkeys(constants, "constexpr")}
     source = triton.compiler.ASTSource(_resampled, {name: given[name] for name in _resampled.arg_names}, constants)
+    assert ".visible .entry" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+
+
+@pytest.mark.parametrize("has_table", [True, False])
+@pytest.mark.parametrize("border", range(4))
+def test_picking_compiles_for_a_gpu(border: int, has_table: bool) -> None:
+    triton = pytest.importorskip("triton", reason="triton is not there: pip install triton")
+    from triton.backends.compiler import GPUTarget
+
+    from hotlap.parts.resampling_kernels import _picked
+
+    made = "*fp32" if has_table else "*u8"
+    given = {"flat": "*u8", "fill": "*u8", "table": made, "made": made}
+    given |= dict.fromkeys(("start", "plane", "stride", "views"), "*i64")
+    given |= dict.fromkeys(("number", "channels", "height", "width"), "i32")
+    constants = {"BORDER": border, "HAS_TABLE": has_table, "HIGH": 16, "WIDE": 64}
+    given |= dict.fromkeys(constants, "constexpr")
+    source = triton.compiler.ASTSource(_picked, {name: given[name] for name in _picked.arg_names}, constants)
     assert ".visible .entry" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]

@@ -89,14 +89,14 @@ class Pipeline:
         return held.pixels
 
     def _at_once(self, stage: Stage, images: Images, numbers: np.ndarray) -> Images | None:
-        """A resize after which each level only becomes a number of its own, which its kernel looks up."""
+        """Crops and resizes after which each level only becomes a number of its own, which their kernel looks up."""
         if not isinstance(stage, Framing) or stage is self.stages[-1] or kernels(images.device) is None:
             return None
         table = self._table(images)
         return None if table is None else stage.run_by_kernels(images, numbers, table)
 
     def _table(self, images: Images) -> Tensor | None:
-        """Channels by 256: what the stages after the last resize make of all levels. None where there is more to it."""
+        """Channels by 256: what the stages after the last of those make of a level. None where there is more to it."""
         kept, key = _tables.setdefault(self, {}), (images.device, images.channels, torch.get_default_dtype())
         if key not in kept:
             levels = torch.arange(256, dtype=torch.uint8, device=images.device).expand(1, images.channels, 1, 256)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,10 +28,10 @@ class Judge(Protocol):
 
 
 class Finished(NamedTuple):
-    """A batch on the device, and the images it was made from."""
+    """A batch on the device, and the images it was made from, for who wants to look at them."""
 
     undone: UndoneBatch
-    images: list[torch.Tensor]
+    images: Callable[[], list[torch.Tensor]]
     batch: torch.Tensor
 
 
@@ -40,6 +40,10 @@ def finished(undone: UndoneBatch, pipelines: Sequence[Any], device: torch.device
     pixels = undone.pixels
     if device.type == "cuda" and len(pixels):
         pixels = pinned(pixels).to(device, non_blocking=True)
+    together = undone.together(pixels)
+    if together is not None:
+        batch = pipelines[undone.sites[0]].run(together, undone.recipes, device)
+        return Finished(undone, lambda: undone.decoded(pixels), batch)
     ready, undone.ready = undone.ready, None
     if ready is not None and ready.images[0].device != device:  # the script has moved a batch elsewhere meanwhile
         ready = None
@@ -51,7 +55,7 @@ def finished(undone: UndoneBatch, pipelines: Sequence[Any], device: torch.device
     batch = _transformed(images, undone.sites, undone.recipes, pipelines, device)
     if ready is not None:
         keep_for(torch.cuda.current_stream(device), ready.images)
-    return Finished(undone, images, batch)
+    return Finished(undone, lambda: images, batch)
 
 
 def begin(undone: UndoneBatch, device: torch.device) -> None:
@@ -115,14 +119,15 @@ class Trial:
         on the very pixels the script had; decoders to theirs; and what came out in the batch to both."""
         device, spread = one.batch.device, float(one.batch.double().std()) or 1.0
         files = [one.undone.file(place) for place in range(len(owns))]
-        pixels = [own if file is None else by_pillow(file) for own, file in zip(one.images, files, strict=False)]
+        images = one.images()
+        pixels = [own if file is None else by_pillow(file) for own, file in zip(images, files, strict=False)]
         sites, recipes = one.undone.sites[: len(owns)], one.undone.recipes[: len(owns)]
         exact = _transformed([image.to(device) for image in pixels], sites, recipes, self.pipelines, device)
         shares = []
         for place, own in enumerate(owns):
             tolerance = spread * max(float(self.pipelines[sites[place]].tolerance), 1e-6)
             whole = _distance(one.batch[place], own) / (tolerance + spread * _COLOURS / _SPREAD)
-            apart = _apart(one.images[place], pixels[place]) if files[place] is not None else [0.0]
+            apart = _apart(images[place], pixels[place]) if files[place] is not None else [0.0]
             shares.append(max(_distance(exact[place], own) / tolerance, whole, *apart))
         return shares
 

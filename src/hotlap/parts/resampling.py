@@ -4,7 +4,8 @@ Each image has two matrices, one for its columns and one for its rows. A row of 
 one place of the result looks at the source, so crops, flips and pads are other rows, not other work. As Pillow does:
 columns first (or rows, see `pillow_takes_rows_first`), weights of 22 bits, whole levels between the two products. On a
 GPU kernels of our own look at those few weights alone, and no matrix is written. Where nothing is resized, pixels are
-picked. Images are taken in parts of similar size, so that no intermediate tensor exceeds `MOST_ELEMENTS`."""
+picked, there by one kernel. Images are taken in parts of similar size, so that no intermediate tensor exceeds
+`MOST_ELEMENTS`."""
 
 from __future__ import annotations
 
@@ -55,10 +56,10 @@ class Framing:
     def run_by_kernels(self, images: Images, numbers: np.ndarray, table: Tensor | None) -> Images | None:
         """With what becomes of each level (C, 256), where stages follow that do no more than that. None where there are
         no kernels for it."""
-        if self.filter is None or not self.is_whole or kernels(images.device) is None:
+        if not self.is_whole or kernels(images.device) is None:
             return None
         try:
-            return self._made(images, numbers, _Looking, table)
+            return self._made(images, numbers, _Fetching if self.filter is None else _Looking, table)
         except torch.OutOfMemoryError:
             raise
         except Exception:
@@ -154,6 +155,22 @@ class _Picking(_Work):
         return pixels
 
 
+class _Fetching(_Work):
+    """By a kernel."""
+
+    def prepare(self) -> None:
+        self.views = sent(np.stack([axis.numbers[:, :5] for axis in (self.rows, self.columns)]), self.device)
+        self.fill = _levels(self.framing.fill, self.images.channels, self.device)
+
+    def made(self, here: slice, rows_first: bool) -> Tensor:
+        own = kernels(self.device)
+        assert own is not None
+        views, source = self.views[:, here].contiguous(), own.Planes(self.images.flat, *self.addresses[:, here])
+        shape = (views.shape[1], self.images.channels, self.rows.longest, self.columns.longest)
+        made: Tensor = own.picked(source, views, shape, self.framing.border, self.fill, self.table)
+        return made
+
+
 class _Weighing(_Work):
     """A resize, from the weights of both axes."""
 
@@ -241,6 +258,15 @@ class _Resizing(_Weighing):
         return made.view(number, -1, channels, width)
 
 
+@functools.cache
+def _levels(fill: tuple[float, ...], channels: int, device: torch.device) -> Tensor:
+    """Whole levels, as torchvision makes them of what it was given."""
+    levels = torch.tensor(fill, dtype=torch.float64).to(torch.uint8).expand(channels).contiguous().to(device)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # other streams will read it
+    return levels
+
+
 def _each(number: int, images: Tensor) -> np.ndarray:
     return np.full(len(images), number)
 
@@ -275,6 +301,8 @@ def _within_bound(order: np.ndarray, heights: np.ndarray, widths: np.ndarray) ->
     """Images of similar size together, each part within the bound with all of it padded to its largest."""
     if not len(order):
         return []
+    if len(order) * int(heights[order].max()) * int(widths[order].max()) <= MOST_ELEMENTS:
+        return [order]
     parts, first, height, width = [], 0, 0, 0
     for last, image in enumerate(order):
         height, width = max(height, int(heights[image])), max(width, int(widths[image]))

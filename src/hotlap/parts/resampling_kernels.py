@@ -1,5 +1,6 @@
 """Pillow's resize of levels as two Triton kernels, one for each axis: only the few weights that count are looked at.
-The second one may look up what becomes of each level, so that no other kernel need touch the pixels.
+Where nothing is resized one kernel picks the pixels. The last one may look up what becomes of each level, so that no
+other kernel need touch them.
 
 Imported where triton is there: it comes with torch's CUDA builds."""
 
@@ -17,6 +18,7 @@ from hotlap.parts.exact_products import WEIGHT_BITS
 from hotlap.parts.packed_images import sent
 
 _HIGH, _WIDE = 16, 64  # of the tile that one program makes
+_BORDERS = {"constant": 1, "reflect": 2, "symmetric": 3}  # else the nearest pixel
 
 
 class Taps(NamedTuple):
@@ -54,6 +56,23 @@ def down(source: Planes, taps: Taps, channels: int, widths: np.ndarray, table: T
     """Rows resized, likewise: N, C, length, the most of `widths`."""
     shape = (len(taps.place), channels, taps.place.shape[2], int(widths.max()))
     return _launched(source, taps, widths, shape, table, is_across=False)
+
+
+def picked(
+    source: Planes, views: Tensor, shape: tuple[int, int, int, int], border: str | None, fill: Tensor,
+    table: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """What two views (2, N, 5), of rows and columns, show of each image, in the places that `axis_views.places` gives.
+    `fill` (C): the level of what lies outside, where the border is constant."""
+    number, channels, height, width = shape
+    made = torch.empty(shape, dtype=torch.uint8 if table is None else table.dtype, device=source.flat.device)
+    grid = (number * channels, triton.cdiv(height, _HIGH), triton.cdiv(width, _WIDE))
+    _picked[grid](
+        source.flat, source.start, source.plane, source.stride, views, fill, made if table is None else table, made,
+        number, channels, height, width,
+        BORDER=_BORDERS.get(border or "", 0), HAS_TABLE=table is not None, HIGH=_HIGH, WIDE=_WIDE,
+    )  # fmt: skip
+    return made
 
 
 def _launched(
@@ -104,3 +123,42 @@ def _resampled(
     level = tl.minimum(tl.maximum(total >> BITS, 0), 255)
     pixel = tl.load(table + channel * 256 + level, mask=wanted) if HAS_TABLE else level.to(tl.uint8)
     tl.store(made + (picture * height + row[:, None]) * width + column[None, :], pixel, mask=wanted)
+
+
+@triton.jit(do_not_specialize=["number", "channels", "height", "width"])
+def _picked(
+    flat, start, plane, stride, views, fill, table, made, number, channels, height, width,
+    BORDER: tl.constexpr, HAS_TABLE: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    picture = tl.program_id(0).to(tl.int64)
+    image, channel = picture // channels, picture % channels
+    row = tl.program_id(1) * HIGH + tl.arange(0, HIGH)
+    column = tl.program_id(2) * WIDE + tl.arange(0, WIDE)
+    wanted = (row < height)[:, None] & (column < width)[None, :]
+    down, is_down = _placed(views + image * 5, row, BORDER)
+    across, is_across = _placed(views + (number + image) * 5, column, BORDER)
+    begin = tl.load(start + image) + channel * tl.load(plane + image)
+    address = down[:, None] * tl.load(stride + image) + across[None, :]
+    level = tl.load(flat + begin + address, mask=wanted, other=0).to(tl.int32)
+    if BORDER == 1:
+        level = tl.where(is_down[:, None] & is_across[None, :], level, tl.load(fill + channel).to(tl.int32))
+    pixel = tl.load(table + channel * 256 + level, mask=wanted) if HAS_TABLE else level.to(tl.uint8)
+    tl.store(made + (picture * height + row[:, None]) * width + column[None, :], pixel, mask=wanted)
+
+
+@triton.jit
+def _placed(view, at, BORDER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which place of the source each place of a view shows, always one that is there; and whether it is shown."""
+    sign, offset, low, high = tl.load(view), tl.load(view + 1), tl.load(view + 2), tl.load(view + 3)
+    length = tl.load(view + 4)
+    place = sign * tl.minimum(at, length - 1) + offset
+    is_shown = (at < length) & (place >= low) & (place < high)
+    if BORDER == 2:
+        period = tl.maximum(2 * (high - low - 1), 1)
+        turn = ((place - low) % period + period) % period  # of negative numbers, too
+        place = low + tl.minimum(turn, period - turn)
+    elif BORDER == 3:
+        period = 2 * (high - low)
+        turn = ((place - low) % period + period) % period
+        place = low + tl.minimum(turn, period - 1 - turn)
+    return tl.maximum(tl.minimum(tl.maximum(place, low), high - 1), 0), is_shown

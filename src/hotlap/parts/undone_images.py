@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from hotlap.parts.device_jpeg import Decoded, pixels_of
+from hotlap.parts.packed_images import SPARE, Images
 from hotlap.parts.transform_sites import Site
 
 _MODES = ("RGB", "L")
@@ -45,7 +46,9 @@ class UndoneBatch:
         pixels = [one.image.reshape(-1) for one in undone if not isinstance(one.image, bytes)]
         self.lengths = [len(file) for file in files]
         self.files = torch.frombuffer(bytearray().join(files) or bytearray(1), dtype=torch.uint8)
-        self.pixels = torch.cat(pixels) if pixels else torch.empty(0, dtype=torch.uint8, device="cpu")
+        widths = [shape[-1] for shape in self.shapes if shape is not None]
+        spare = torch.zeros(max(widths) + SPARE if widths else 0, dtype=torch.uint8, device="cpu")
+        self.pixels = torch.cat([*pixels, spare])
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -61,10 +64,18 @@ class UndoneBatch:
     def decoded(self, pixels: torch.Tensor) -> list[torch.Tensor]:
         """Images out of `pixels`, which may be a copy elsewhere. Those of one shape come out of one tensor."""
         shapes = [shape for shape in self.shapes if shape is not None]
+        sizes = [math.prod(shape) for shape in shapes]
         if len(set(shapes)) == 1:
-            return list(pixels.view(-1, *shapes[0]).unbind(0))
-        parts = pixels.split([math.prod(shape) for shape in shapes]) if shapes else ()
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+            return list(pixels[: sum(sizes)].view(-1, *shapes[0]).unbind(0))
+        parts = pixels.split([*sizes, len(pixels) - sum(sizes)])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=False)]
+
+    def together(self, pixels: torch.Tensor) -> Images | None:
+        """All of them where they lie, if none is a file, one transform is for all, and all have as many channels."""
+        shapes, channels = self.shapes, {shape[0] if shape else 0 for shape in self.shapes}
+        if len(set(self.sites)) > 1 or len(channels) > 1 or not channels <= {1, 3}:
+            return None
+        return Images.in_buffer(pixels, [shape[1:] for shape in shapes if shape is not None], *channels)
 
 
 class _Later:
