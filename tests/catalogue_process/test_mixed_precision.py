@@ -8,6 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from hotlap.catalogue import find
+from hotlap.observe.run import OptimizerFacts, RootFacts, Run
+from hotlap.technique import CannotHelp
+
 Pair = namedtuple("Pair", "out extra")
 
 
@@ -158,3 +162,23 @@ def test_an_overflowing_step_is_skipped(apply) -> None:
     model(torch.ones(2, 4)).mean().mul(0.1).backward()
     optimizer.step()
     assert not torch.equal(model.head.bias, before[-1])
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "closure", "tried"),
+    [
+        ("cpu", (), False, ["bfloat16"]),
+        ("cuda", (9, 0), True, ["bfloat16"]),
+        ("cuda", (7, 5), False, ["float16"]),
+        ("cuda", (7, 5), True, []),
+    ],
+)
+def test_the_type_is_the_chips_own(device: str, capability: tuple, closure: bool, tried: list[str]) -> None:
+    root = RootFacts("Net", 9, {}, False, False, (2,), ("float32",), None, False, None)
+    optimizer = OptimizerFacts("SGD", False, None, False, False, 2, 9, (device,), ("float32",), False, closure=closure)
+    run = Run("2.11", device, roots=[root], optimizers=[optimizer], device_capability=capability)
+    found = find("mixed-precision").settings(run)
+    if isinstance(found, CannotHelp):
+        assert not tried and "closure" in found.reason
+    else:
+        assert [one.setting["dtype"] for one in found] == tried
