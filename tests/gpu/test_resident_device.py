@@ -114,8 +114,9 @@ class Noisy(Powers):
         return x + torch.rand(1), half, index
 
 
+@pytest.mark.parametrize("there", [{}, {"on": "device"}], ids=["here", "there"])
 @pytest.mark.parametrize("names", [(), ("loader-workers", "device-prefetch"), ("recycled-batches",)], ids=str)
-def test_tests_are_kept_while_the_training_draws_at_random(names: tuple[str, ...]) -> None:
+def test_tests_are_kept_while_the_training_draws_at_random(names: tuple[str, ...], there: dict[str, str]) -> None:
     torch.zeros(1, device="cuda")
 
     def epochs() -> tuple[list, bool]:
@@ -133,7 +134,7 @@ def test_tests_are_kept_while_the_training_draws_at_random(names: tuple[str, ...
     patch = Patch(Joints())
     for name in names:
         find(name).apply(patch, {"num_workers": 3, "replacing": 2} if name == "loader-workers" else find(name).default)
-    find("resident-dataset").apply(patch, {"of": "tests"})
+    find("resident-dataset").apply(patch, {"of": "tests", **there})
     try:
         assert epochs() == (expected, True) and not patch.joints.withdrawn
     finally:

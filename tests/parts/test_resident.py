@@ -159,6 +159,9 @@ def test_tests_are_offered_where_the_training_draws_at_random_and_they_do_not() 
     unsure = loader_run(draws=5, random_training=None)
     both = ResidentDataset().settings(unsure)
     assert not isinstance(both, CannotHelp) and [one.setting for one in both] == [{}, {"of": "tests"}]
+    there = ResidentDataset().settings(dataclasses.replace(unsure, device="cuda"))
+    kinds = [{"on": "device"}, {}, {"on": "device", "of": "tests"}]
+    assert not isinstance(there, CannotHelp) and [one.setting for one in there] == kinds
     odd = loader_run(draws=5)
     odd = dataclasses.replace(odd, loaders=[odd.loaders[0], dataclasses.replace(odd.loaders[1], own_collate=True)])
     for run in (loader_run(draws=0), loader_run(draws=5, random_tests=True), odd):

@@ -72,12 +72,13 @@ class ResidentDataset(Technique):
         training = [loader for loader in run.loaders if loader.trains]
         reasons = [_why_not(loader) for loader in training]
         judging = [loader for loader in run.loaders if loader.draws and not loader.trains]
-        of_tests = [Try({"of": TESTS}, 0.0)] if any(_why_not(loader) is None for loader in judging) else []
+        there: Setting = {"on": DEVICE} if run.device == "cuda" else {}
+        of_tests = [Try({**there, "of": TESTS}, 0.0)] if any(_why_not(one) is None for one in judging) else []
         if not training or all(reasons):
             return of_tests or CannotHelp(next(iter(filter(None, reasons)), "no training loader was seen"))
         here = Try({}, run.share("wait"))
         on_host = run.share("wait", "copy", "other")  # only a close watch tells copies from the rest
-        return [*([Try({"on": DEVICE}, on_host)] if run.device == "cuda" else []), here, *of_tests]
+        return [*([Try(there, on_host)] if there else []), here, *of_tests]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         from torch.utils.data import DataLoader
