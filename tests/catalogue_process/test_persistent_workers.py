@@ -125,6 +125,33 @@ def test_iterators_that_are_open_at_once_stay_apart(apply) -> None:
     assert run() == expected
 
 
+def test_a_loader_that_makes_its_own_iterators_makes_one_for_each_epoch(apply) -> None:
+    class Named(DataLoader):
+        def _get_iterator(self):
+            return (numbers.tolist() for numbers, _ in super()._get_iterator())
+
+    def run() -> list[list[list[int]]]:
+        torch.manual_seed(5)
+        loader = Named(Numbers(), batch_size=4, shuffle=True, num_workers=1)
+        return [list(loader) for _ in range(3)]
+
+    expected = run()
+    apply("persistent-workers")
+    assert run() == expected
+
+
+def test_an_iterator_that_is_over_has_no_workers_beside_those_of_the_next(apply) -> None:
+    """Somebody still holds it, be it an error on the way to the collector: a worker that were to collect it would
+    complain of processes that are not its own."""
+    apply("persistent-workers")
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=1)
+    first = iter(loader)
+    assert len(list(first)) == 6
+    second = iter(loader)
+    assert [worker.is_alive() for worker in (*first._workers, *second._workers)] == [False, True]
+    assert list(first) == [] and len(list(second)) == 6
+
+
 @pytest.mark.parametrize(
     ("body", "is_told"),
     [

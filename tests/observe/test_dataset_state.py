@@ -131,6 +131,17 @@ def test_an_array_on_disk_is_hardly_read(tmp_path: Path) -> None:
     assert dataset_state(samples) != before
 
 
+def test_what_torch_makes_of_numbers_is_part_of_it() -> None:
+    samples = Samples()
+    before, own = dataset_state(samples), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert dataset_state(samples) != before
+    finally:
+        torch.set_default_dtype(own)
+    assert dataset_state(samples) == before
+
+
 def test_what_it_does_not_read_is_no_change() -> None:
     global labels
     samples = Samples()

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -105,6 +106,15 @@ def test_without_files_or_processes_there_is_no_answer(monkeypatch: pytest.Monke
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+def test_where_python_is_going_down_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise RuntimeError("can't fork at interpreter shutdown")
+
+    monkeypatch.setattr(os, "fork", refused)
+    with pytest.raises(NoAnswer, match="at interpreter shutdown"):
+        asked(lambda: 1, 20)
+
+
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])
 def test_a_script_that_minds_its_children_gets_none_of_ours(handler) -> None:
     before = signal.signal(signal.SIGCHLD, handler)
@@ -156,3 +166,13 @@ def test_nobody_waits_for_the_copy_to_end(monkeypatch: pytest.MonkeyPatch) -> No
     assert ended.wait(20)
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+def test_a_warning_that_was_shown_is_not_shown_again() -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        warnings.simplefilter("ignore", DeprecationWarning)  # as Python has it
+        for _ in range(3):
+            warnings.warn("once is enough", UserWarning, stacklevel=1)
+            assert asked(lambda: 1, 20) == 1
+    assert len(shown) == 1

@@ -7,6 +7,7 @@ import random
 import secrets
 import time
 import types
+from typing import Any
 
 import numpy
 import pytest
@@ -142,6 +143,44 @@ def test_only_tests_are_kept(monkeypatch: pytest.MonkeyPatch, workers: int) -> N
         patch.undo()
     assert found == expected
     assert is_test_kept and not is_training_kept and joints.withdrawn == []
+
+
+def test_workers_that_live_on_know_their_data_set_as_it_was(request: pytest.FixtureRequest) -> None:
+    """Also when it is kept. A loader without workers sees what the script does to it."""
+
+    def run() -> list:
+        data = Squares()
+        training = DataLoader(data, 8, shuffle=True, num_workers=2, persistent_workers=True)
+        torch.manual_seed(1)
+        found = []
+        for number in range(5):
+            data.offset += number > 2
+            found += [batch["x"].tolist() for batch in training]
+        return [*found, serves(training), [batch["x"].tolist() for batch in DataLoader(data, 8)]]
+
+    expected = run()
+    request.getfixturevalue("kept")
+    found = run()
+    assert found[-2] and not expected[-2]
+    assert found[:-2] == expected[:-2] and found[-1] == expected[-1]
+
+
+def test_a_loader_that_makes_its_own_iterators_still_does() -> None:
+    class Doubled(DataLoader):
+        def _get_iterator(self) -> Any:
+            return ({"x": 2 * batch["x"]} for batch in super()._get_iterator())
+
+    def run() -> list:
+        with torch.no_grad():
+            return [batch["x"].tolist() for loader in [Doubled(Squares(), 8)] for _ in range(2) for batch in loader]
+
+    expected = run()
+    patch = Patch(Joints())
+    ResidentDataset().apply(patch, {"of": "tests"})
+    try:
+        assert run() == expected
+    finally:
+        patch.undo()
 
 
 def loader_run(draws: int, random_tests: bool = False, random_training: bool | None = True) -> Run:

@@ -25,9 +25,10 @@ _LIBRARIES = {*sys.stdlib_module_names, "torch"} - {"__main__"}
 
 
 def dataset_state(dataset: Any) -> int:
-    """A number that changes when an attribute, a transform, its setting, a small array inside the data set, or a global
-    that the script's own code reads for a sample does."""
-    words: list[str] = []
+    """A number that changes when an attribute, a transform, its setting, a small array inside the data set, a global
+    that the script's own code reads for a sample, or the dtype in which torch makes one does."""
+    torch = sys.modules.get("torch")
+    words = [str(torch.get_default_dtype())] if torch is not None else []
     _describe(dataset, _DEPTH, words, set())
     elsewhere: list[str] = []
     for value in globals_read(dataset):

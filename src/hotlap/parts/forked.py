@@ -34,9 +34,9 @@ def asked(question: Callable[[], Any], patience_seconds: float) -> Any:
         raise NoAnswer(f"no process could be started ({error.strerror})") from error
     try:
         child = _asker(question, reading, writing)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # which some Pythons raise when they go down
         os.close(reading)
-        raise NoAnswer(f"no process could be started ({error.strerror})") from error
+        raise NoAnswer(f"no process could be started ({getattr(error, 'strerror', error)})") from error
     finally:
         os.close(writing)
     try:
@@ -89,9 +89,20 @@ def why_no_fork() -> str | None:
 
 def fork() -> int:
     """Without Python's warning that other threads do not come along: nothing of theirs is used."""
-    with warnings.catch_warnings():
+    if sys.version_info < (3, 12) or _is_ignored(DeprecationWarning):
+        return os.fork()
+    with warnings.catch_warnings():  # after which Python shows every warning once more
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+def _is_ignored(category: type[Warning]) -> bool:
+    """Whether such a warning, raised here, is shown to nobody, as is Python's default."""
+    for action, message, kind, module, line in warnings.filters:
+        is_meant = issubclass(category, kind) and (module is None or module.match(__name__))
+        if is_meant and message is None and line == 0:
+            return action == "ignore"
+    return False
 
 
 def stand_aside() -> None:

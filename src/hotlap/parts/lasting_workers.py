@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
 from hotlap.parts.asked_in_time import begin
 
 _REFERENCES = 2  # the loader's, and the one that counting takes
@@ -41,8 +43,15 @@ class LastingWorkers:
 
     def release(self, loader: Any) -> None:
         """To be called before anybody else looks at a loader that is about to be iterated. An iterator that somebody
-        still holds, as in `zip(loader, loader)`, goes on by itself: without us there would be one for each of them."""
-        if loader in self._states and sys.getrefcount(loader._iterator) > _REFERENCES:
+        still holds, as in `zip(loader, loader)`, goes on by itself: without us there would be one for each of them,
+        and none would have workers when it is over. One that is not torch's own cannot be started anew."""
+        if loader not in self._states or loader._iterator is None:
+            return
+        is_held = sys.getrefcount(loader._iterator) > _REFERENCES
+        is_torchs = isinstance(loader._iterator, _BaseDataLoaderIter)
+        if is_held and _is_over(loader._iterator):
+            loader._iterator._shutdown_workers()
+        if is_held or not is_torchs:
             loader._iterator = None
 
     def start(self, loader: Any) -> None:
@@ -60,3 +69,10 @@ class LastingWorkers:
         else:
             begin(loader)
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+
+def _is_over(iterator: Any) -> bool:
+    """Whether everything its workers were told to make has been drawn; not one that has yet to tell them."""
+    if not isinstance(iterator, _MultiProcessingDataLoaderIter) or "_next_data" in vars(iterator):
+        return False
+    return iterator._rcvd_idx == iterator._send_idx

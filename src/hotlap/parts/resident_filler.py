@@ -65,7 +65,7 @@ class Filler:
         for number in range(processes):
             try:
                 child = fork()
-            except OSError:  # it has as many processes
+            except (OSError, RuntimeError):  # it has as many processes, or is going down
                 break
             if child == 0:
                 try:

@@ -15,6 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from hotlap.parts.asked_in_time import asked_anew, batches_ahead
 from hotlap.parts.known_order import Cut, in_cuts
+from hotlap.parts.resident import Refused, Resident
 
 if TYPE_CHECKING:
     from hotlap.parts.resident_loader import ResidentSamples
@@ -42,6 +43,7 @@ class Serving(_BaseDataLoaderIter):
     _ahead: int
     _noted: deque[Any]  # drawn from the sampler, their batch not yet delivered
     _is_serving = True
+    _left: Resident | None = None  # all that the workers this stands for would go on making
 
     @property
     def is_trusted(self) -> bool:
@@ -79,8 +81,9 @@ class Serving(_BaseDataLoaderIter):
 
     def _draw_in_cuts(self) -> None:
         """For the epoch that is about to begin, all of which comes from here: workers would have to be sent lists."""
-        if self._samples.store is not None:
-            self._sampler_iter = in_cuts(self._sampler_iter, self._index_sampler, len(self._samples.store))
+        store = self._samples.store if self._left is None else self._left
+        if store is not None:
+            self._sampler_iter = in_cuts(self._sampler_iter, self._index_sampler, len(store))
 
     def _serve(self) -> Any:
         if not self._noted and self._ahead:
@@ -88,16 +91,28 @@ class Serving(_BaseDataLoaderIter):
         index = self._noted.popleft() if self._noted else next(self._sampler_iter)
         if self._ahead:
             self._draw_ahead(1)
-        return self._samples.batch(index, self._is_locking, self._made, self._given_workers)
+        if self._left is None:
+            return self._samples.batch(index, self._is_locking, self._made, self._given_workers)
+        try:
+            return self._left.batch(index, self._is_locking, lambda: False)
+        except Refused:
+            return self._made(index)
 
     def _made(self, index: Any) -> Any:
         batch = self._collate_fn(self._samples.read(index.tolist() if type(index) is Cut else index))
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
+    def _begin_again(self, loader: Any) -> None:
+        """Workers that live on do not see what the script has done to its data set since."""
+        if self._left is None and self._is_serving:
+            self._left = self._samples.outlived_by(loader)
+        if self._left is None:
+            self._samples.begins(loader)
+
     def _start_over(self, loader: Any) -> None:
         """A loader that keeps its workers begins another epoch, from the store; or, where that is lost, with workers
         again, which draw no second seed: those they stand for would have lived on."""
-        if self._samples.store is not None:
+        if self._samples.store is not None or self._left is not None:
             self._sampler_iter, self._num_yielded = asked_anew(self, loader), 0
             self._noted.clear()
             self._draw_in_cuts()
@@ -124,7 +139,7 @@ class StoreIterator(Serving):
         self._draw_ahead(self._ahead)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        self._samples.begins(loader)
+        self._begin_again(loader)
         self._start_over(loader)
 
     def _next_data(self) -> Any:
@@ -147,8 +162,8 @@ class WorkersIterator(Serving, _MultiProcessingDataLoaderIter):
         if first_iter:
             super()._reset(loader, first_iter)
             return
-        self._samples.begins(loader)
-        if self._samples.is_ready and not self._is_serving:
+        self._begin_again(loader)
+        if not self._is_serving and self._samples.is_ready:
             self._send_home()
         if self._is_serving:
             self._start_over(loader)

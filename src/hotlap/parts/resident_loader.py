@@ -111,6 +111,11 @@ class ResidentSamples:
         self._fill(loader.num_workers)
         return self.store is not None
 
+    def outlived_by(self, loader: Any) -> Resident | None:
+        """The store, where all samples are in it and the script has changed the data set since."""
+        is_whole = self.store is not None and self.store.share == 1.0
+        return self.store if is_whole and self._state(loader.dataset) != self._seen_state else None
+
     def _look_again(self) -> None:
         try:
             assert self.store is not None
@@ -216,9 +221,11 @@ class Residency:
         return iterator(loader, self._samples(loader), original) if self._may_keep(loader) else original(loader)
 
     def claim_tests(self, loader: Any) -> None:
-        """A loader is about to be iterated: where gradients are off and its samples may be kept, nobody else has it."""
+        """A loader is about to be iterated: where gradients are off and its samples may be kept, nobody else has it.
+        What a class of the script's own makes of its iterators is left to it."""
         is_new = loader._iterator is None or not loader.persistent_workers
-        if is_new and not torch.is_grad_enabled() and self._may_keep(loader):
+        is_torchs = type(loader)._get_iterator is DataLoader._get_iterator
+        if is_new and is_torchs and not torch.is_grad_enabled() and self._may_keep(loader):
             vars(loader)["_get_iterator"] = functools.partial(self._once, loader)
 
     def _once(self, loader: Any) -> Any:
