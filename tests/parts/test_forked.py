@@ -168,6 +168,16 @@ def test_nobody_waits_for_the_copy_to_end(monkeypatch: pytest.MonkeyPatch) -> No
         os.kill(child, 0)
 
 
+def test_where_no_thread_can_be_started_the_copy_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    child = asked(os.getpid, 20)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
 def test_a_warning_that_was_shown_is_not_shown_again() -> None:
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("default")

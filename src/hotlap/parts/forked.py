@@ -46,7 +46,10 @@ def asked(question: Callable[[], Any], patience_seconds: float) -> Any:
         raise
     finally:
         os.close(reading)
-    threading.Thread(target=end, args=(child,), name="hotlap-ends-copy", daemon=True).start()  # a large one takes long
+    try:  # a large copy takes long to go
+        threading.Thread(target=end, args=(child,), name="hotlap-ends-copy", daemon=True).start()
+    except RuntimeError:  # no thread can be started, as when Python goes down
+        end(child)
     return answer
 
 
