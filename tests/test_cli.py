@@ -66,6 +66,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         ("empty.py", "\n\n", "is empty"),
         ("broken.py", "import torch\nfor x in\n", "broken.py line 2 is not valid Python"),
         ("bytes.py", "\0\0", "cannot be read as Python"),
+        ("book.ipynb", '{"cells": []}', "is a notebook: save it as a script"),
     ],
 )
 def test_what_cannot_be_run(tmp_path: Path, refused, command: str, name: str, text: str | None, words: str) -> None:
@@ -76,6 +77,20 @@ def test_what_cannot_be_run(tmp_path: Path, refused, command: str, name: str, te
     before = sorted(os.listdir(tmp_path))
     assert words in refused(command, name)
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_command_that_does_not_exist(refused) -> None:
+    assert refused("tunee", "train.py").strip().endswith("Did you mean 'tune'? See `hotlap --help`")
+
+
+def test_no_command_shows_the_help_and_says_no_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hotlap"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and "Usage: hotlap" in said.out and not said.err
 
 
 never_trains = pytest.mark.parametrize(

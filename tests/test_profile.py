@@ -121,7 +121,7 @@ def test_shares_within_five_points_of_the_truth(profile) -> None:
     truth = {"wait": 8, "copy": 0, "forward": 4, "backward": 10, "update": 6, "sync": 0, "other": 12}
     for name, part in truth.items():
         assert found["shares"][name] == pytest.approx(part / 40, abs=0.05), found["shares"]
-    assert found["steps"] == 32 and found["bound"]["by"] in ("compute", "launch", "memory")
+    assert found["steps"] == 32 and found["bound"]["by"] == "unknown"  # too short for a closer look
 
 
 @pytest.mark.alone

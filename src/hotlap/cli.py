@@ -236,7 +236,8 @@ def main() -> None:
         if not hasattr(error, "format_message"):  # not the parser's own: ours, and a bug
             raise
         command = getattr(getattr(error, "ctx", None), "command_path", "hotlap")
-        say(f"{error.format_message().rstrip('.')}: see `{command} --help`")
+        if words := error.format_message().rstrip("."):  # none where the help itself was shown instead
+            say(f"{words} See `{command} --help`" if words.endswith("?") else f"{words}: see `{command} --help`")
         sys.exit(2)
     if callable(result):
         result = result()

@@ -43,7 +43,10 @@ def check(
 
 
 def fix(
-    paths: Annotated[list[str] | None, typer.Argument(metavar="PATH...", show_default=False)] = None,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH...", help="files and folders; none = what --plan names", show_default=False),
+    ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="show the changes, write nothing")] = False,
     plan: Annotated[str, typer.Option(help="write exactly what this hotlap.toml keeps")] = "",
     unsafe: Annotated[bool, typer.Option("--unsafe", help="also fixes that may change numerics or behaviour")] = False,
@@ -114,7 +117,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False
 
 
 def explain(
-    technique: Annotated[str, typer.Argument(help="a name or an alias", show_default=False)] = "",
+    technique: Annotated[str, typer.Argument(metavar="TECHNIQUE", help="a name or an alias", show_default=False)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="the catalogue as JSON")] = False,
 ) -> int:
     """What hotlap knows: the catalogue, or one technique in full. Knows the names people search for."""

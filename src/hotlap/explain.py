@@ -44,8 +44,9 @@ def table(techniques: Iterable[Technique]) -> str:
 def _settings(technique: Technique) -> str:
     """As `run --with` takes them."""
     known = {**technique.default, **technique.more_settings}
-    said = ", ".join(f"`:{name}={value}`" for name, value in known.items())
-    return f"\n\nSettings, for example, behind `--with {technique.id}`: {said}." if known else ""
+    first, *others = (f"{name}={value}" for name, value in known.items()) if known else ("",)
+    more = f"; also {', '.join(f'`{one}`' for one in others)}, joined by colons" if others else ""
+    return f"\n\nSettings, for example: `--with {technique.id}:{first}`{more}." if known else ""
 
 
 def _needs(needs: Needs) -> str:

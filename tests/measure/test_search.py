@@ -181,7 +181,7 @@ def test_the_arithmetic_is_said_before_it_is_spent() -> None:
     search(bench, Fast(), Other(), Layout(), budget=15.0).screening.run()
     words = bench._listener.said_so[-1]  # type: ignore[attr-defined]
     assert words == (
-        "start-up 2.0 s, 1000.0 ms a step, 1.0 s a trial; 3 candidates (3 with all settings), 3 fit in 15 s beside"
+        "start-up 2.0 s, 1.00 s a step, 1.0 s a trial; 3 candidates (3 with all settings), 3 fit in 15 s beside"
         " parity and proof"
     )
 
@@ -716,6 +716,19 @@ def test_what_the_timed_trials_did_not_reach_the_parity_test_may_have(saw_one: b
     found.caveats.append(Caveat.NO_EPOCH_END.text())
     Proof(Made({}), found, 100.0, 1.0, "")._verdict(Same(saw_one), [Choice(Fast(), {})], "plan")  # type: ignore[arg-type]
     assert found.caveats == ([] if saw_one else [Caveat.NO_EPOCH_END.text()])
+
+
+def test_a_script_that_is_only_slow_is_not_called_broken() -> None:
+    said = no_baseline(Untimed("hang: no end within its limit", None, ""))
+    assert "larger --budget" in said and "mend" not in said
+
+
+@pytest.mark.parametrize(("budget", "said"), [(20.0, "try --budget 40s"), (1000.0, "16 pairs could not tell")])
+def test_undecided_pairs_blame_the_budget_only_where_it_ended(budget: float, said: str) -> None:
+    bench = Scattered([1.9, 1.0, 1.0, 1.9, 0.9], 0.95)
+    found = Found(plan=[Choice(Fast(), {})], baselines=[2.0, 1.0])
+    Proof(bench, found, budget, 1.0, "").confirm()
+    assert found.cut_short and said in found.caveats[0]
 
 
 def test_a_script_that_fails_says_so_once() -> None:

@@ -24,7 +24,7 @@ def test_text_shows_the_place_and_the_way_on() -> None:
         "",
         "eval, odd 100%.py:3:1: grad-free-eval: gradients are kept in evaluation: 100% waste",
         "3 findings in 2 files; [*] 1 can be fixed safely by `hotlap fix`; "
-        "[!] 1 can be fixed, but look at the change first",
+        "[!] 1 by `hotlap fix --unsafe`, after a look at its `--diff`",
     ]
 
 

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hotlap.report import anatomy, terminal
+from hotlap.report.live import LiveTrials
 
 from . import samples
 
@@ -55,6 +56,40 @@ def test_nothing_helps_is_said_first_and_with_its_reason() -> None:
     assert lines[0] == "nothing helps here: 19.0 ms a step stays"
     assert "none of them both faster and the same training" in lines[1]
     assert not any("hotlap run" in line for line in lines)
+
+
+def test_what_stands_under_the_headline_is_not_said_again() -> None:
+    report = replace(samples.nothing_kept(), cut_short=True, caveats=["the budget ended: try more", "it was noisy"])
+    lines = terminal.to_text(terminal.tune(report)).splitlines()
+    assert lines[1] == "The budget ended: try more."
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("note")] == ["it was noisy"]
+
+
+def test_a_trial_is_named_in_full() -> None:
+    target = io.StringIO()
+    LiveTrials(Console(file=target, width=80)).ended("without mixed-precision (dtype bfloat16)", "ablation", "442 us")
+    assert target.getvalue() == "  without mixed-precision (dtype bfloat16) 442 us\n"
+
+
+def test_a_profile_with_room_breaks_its_lines_instead_of_cutting_them() -> None:
+    report = samples.PROFILES["cpu"]()
+    hardware = "a processor with a name of many words, 128 cores, 512 GiB of memory"
+    report = replace(report, facts=replace(report.facts, hardware=hardware))
+    assert hardware in " ".join(" ".join(shown(terminal.profile(report), 80, 100)).split())
+
+
+def test_a_file_has_room_for_everything() -> None:
+    report = samples.PROFILES["rich"]()
+    text = terminal.to_text(terminal.profile(report), width=80)
+    assert len(text.splitlines()) > 40
+    for subject in ("memory", "layers", "in use", "cannot help"):
+        assert f"\n{subject} " in text
+
+
+def test_what_could_be_gained_is_told_as_a_bound() -> None:
+    lines = shown(terminal.profile(samples.PROFILES["cpu"]()), 80, 100)
+    first = next(number for number, line in enumerate(lines) if line.startswith("could help"))
+    assert lines[first + 1].startswith("(at most) ")
 
 
 def test_what_is_not_proven_does_not_look_like_a_claim() -> None:

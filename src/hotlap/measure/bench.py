@@ -20,6 +20,7 @@ from hotlap.measure.trial import Trial, Trials
 from hotlap.measure.warmup import recompiles
 from hotlap.observe.run import Run
 from hotlap.records import from_json, to_json
+from hotlap.report import figures
 from hotlap.report.findings import TrialTimes
 from hotlap.technique import Choice
 
@@ -85,7 +86,7 @@ class Bench:
     def longest(self, trials: int) -> str:
         """What so many trials of the script may take, as far as that can be said before the first."""
         each, limit = self._seconds, self._order.limit_seconds
-        return f"{trials} trials of {each:.1f} s beside its start-up, at most {trials * limit:.0f} s in all"
+        return f"{trials} trials of {each:.1f} s beside its start-up, none longer than {limit:.0f} s"
 
     def shorten(self, seconds: float) -> None:
         """Where starting takes most of a trial, time fewer steps: identical processes differ by more than that adds.
@@ -260,7 +261,7 @@ def is_disturbed(run: Run) -> bool:
 def _verdict(timing: Timed | Untimed, role: Role = "screen") -> str:
     if not isinstance(timing, Timed):
         return timing.ending
-    return f"{timing.level:.2f} s an epoch" if role == "epochs" else f"{1e3 * timing.level:.1f} ms"
+    return f"{timing.level:.2f} s an epoch" if role == "epochs" else figures.seconds(timing.level)
 
 
 def _times(label: str, role: Role, ending: str, run: Run, reused: str = "") -> TrialTimes:

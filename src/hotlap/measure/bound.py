@@ -17,6 +17,7 @@ _MOST = 0.4  # a share of the host's time that decides without a closer look
 _PLAIN = "float32"
 _FAR_BELOW = 0.1  # of the roofline: neither arithmetic nor memory holds the layers up
 UNCOUNTED = ("RNN", "LSTM", "GRU")  # torch's counter has no formula for these
+_NO_LOOK = "no closer look: what runs inside these is not known"
 _KERNELS_PAY = 0.5  # less than this of forward and backward inside kernels: the rest is handing over
 
 
@@ -58,7 +59,7 @@ def _without_look(run: Run, host: dict[str, float]) -> Bound:
     if host["copy"] > _MOST:
         return Bound("copy", [f"{figures.percent(host['copy'])} of a step pass moving batches to the device"])
     said = ", ".join(f"{name} {figures.percent(device[name])}" for name in ("forward", "backward", "update"))
-    return Bound("unknown", [f"by the device's clock: {said}", "no closer look: what runs inside these is not known"])
+    return Bound("unknown", [f"by the device's clock: {said}", _NO_LOOK])
 
 
 def _on_processor(run: Run, host: dict[str, float]) -> Bound:
@@ -72,6 +73,8 @@ def _on_processor(run: Run, host: dict[str, float]) -> Bound:
         said = f"{figures.percent(groups[name])} of a step pass {words[name]}"
         return Bound(name, [said, *(_queue(run) if name == "data" else [])])
     told = f"{figures.percent(computing)} of a step pass in forward, backward and update"
+    if not run.look.layers:
+        return Bound("unknown", [told, _NO_LOOK])
     inside = sum(layer.forward_seconds + layer.backward_seconds for layer in run.look.layers)
     there = statistics.median(map(sum, run.step_parts)) * (host["forward"] + host["backward"]) if run.step_parts else 0
     if inside and inside < _KERNELS_PAY * there:

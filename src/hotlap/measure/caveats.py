@@ -20,6 +20,10 @@ class Caveat(Enum):
     INTERRUPTED = "stopped before it was done: what was not proven by then is not kept"
     NO_ROOM = "the budget left no room for {count} of the trials beside the proof: try --budget {budget}"
     NOT_CONFIRMED = "the budget ended before the gain was proven by pairs: try --budget {budget}"
+    NOT_TOLD_APART = (
+        "{pairs} pairs could not tell the plan from the script, their times are too far apart: close other work, or let"
+        " the script train for longer"
+    )
     NOT_LOOKED_AT = (
         "the whole plan was not the same training, and the budget left no room to look at {count} of its members by"
         " themselves: try --budget {budget}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from hotlap.errors import HotlapError
+from hotlap.errors import HotlapError, Stopped
 from hotlap.measure import scratch
 from hotlap.measure.bench import is_disturbed
 from hotlap.measure.bound import bound
@@ -46,6 +46,7 @@ from hotlap.technique import Technique
 
 _GRACE_SECONDS = 10.0  # for a script that swallows being stopped, and trains on
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+_ROUNDING = 0.005  # of a step
 _TOLD_SECONDS = 10.0  # between two words on how far it is
 
 
@@ -80,7 +81,7 @@ def profile(
         trial = read_trial(folder, {"status": code}, 0.0)
         run = trial.run
         if run is None or not run.step_seconds:
-            raise HotlapError(_nothing_seen(target, trial, code))
+            raise (Stopped if code == 130 else HotlapError)(_nothing_seen(target, trial, code))
         trained_on = {loader.dataset_id for loader in run.loaders if loader.trains}
         run = _with_short_paths(dataclasses.replace(run, feed=feed_facts(folder, trained_on)))
         events = read_events(os.path.join(folder, "events")) if keep_events else []
@@ -275,17 +276,19 @@ def _relative(path: str) -> str:
 def _verdict(technique: Technique, run: Run) -> Verdict:
     judged = consider(technique, run)
     if isinstance(judged, Candidate):
-        names = technique.family.shares
-        part = figures.percent(run.share(*names))
-        return Verdict(technique.id, "could help", judged.most, f"{' and '.join(names)}: {part} of a step")
+        names, share = technique.family.shares, run.share(*technique.family.shares)
+        why = f"{' and '.join(names)}: {figures.percent(share)} of a step"
+        if judged.most > share + _ROUNDING:  # its bound is its own, and reaches beyond its family's share
+            why = f"{', '.join(names)} and more: {figures.percent(judged.most)} of a step"
+        return Verdict(technique.id, "could help", judged.most, why)
     return Verdict(technique.id, "in use" if judged.in_use else "cannot help", 0.0, judged.reason)
 
 
 def _nothing_seen(target: Target, trial: Trial, code: int) -> str:
-    if code and trial.run is None:
-        return f"{target} ended ({trial.ending}) and took its record with it: mend that first"
     if code == 130:
         return f"{target} was stopped before its first training step: let it run until it trains"
+    if code and trial.run is None:
+        return f"{target} ended ({trial.ending}) and took its record with it: mend that first"
     if code:
         return f"{target} ended with exit code {code} before its first training step: mend that first"
     if trial.run is None:

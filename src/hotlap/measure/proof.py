@@ -175,7 +175,13 @@ class Proof:
             )
             if self.found.comparison.decision is Decision.GO_ON:
                 self.found.cut_short = True
-                self.found.caveats.insert(0, Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s"))
+                pairs = len(self.found.plans)
+                is_all = pairs >= LOOKS[-1]  # then more time would not have brought more of them
+                words = Caveat.NOT_TOLD_APART.text(pairs=pairs) if is_all else self._not_confirmed()
+                self.found.caveats.insert(0, words)
+
+    def _not_confirmed(self) -> str:
+        return Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s")
 
     def _recall_pairs(self) -> bool:
         recalled = self._bench.recall("pairs", self.found.plan)
@@ -231,9 +237,7 @@ class Proof:
         if not is_large or until > _OVERTIME * self._budget:
             return False
         if not self._is_late:
-            self._bench.say(
-                f"a large gain, but times are far apart: more pairs, until {_OVERTIME * self._budget:.0f} s"
-            )
+            self._bench.say(f"a large gain, but far apart: more pairs, until {_OVERTIME * self._budget:.0f} s at most")
             self._is_late = True
         return True
 

@@ -167,7 +167,7 @@ class Screening:
         fit = int(max(0.0, self._purse.until_proof) / self._purse.trial_seconds)
         start_up, trial = self.found.before.startup_seconds, self._purse.trial_seconds
         self._listener.said(
-            f"start-up {start_up:.1f} s, {1e3 * self.found.level:.1f} ms a step, {trial:.1f} s a trial;"
+            f"start-up {start_up:.1f} s, {figures.seconds(self.found.level)} a step, {trial:.1f} s a trial;"
             f" {figures.plural(len(waiting), 'candidate')} ({attempts} with all settings{words}),"
             f" {min(fit, attempts) if waiting else 0} fit in {self._purse.seconds:.0f} s beside parity and proof"
         )

@@ -46,7 +46,10 @@ def _of_roof(one: LayerFacts, look: LookFacts, seconds: float) -> float | None:
 
 
 def memory(facts: MemoryFacts, device: str) -> dict[str, float]:
-    """Bytes by name. On a device what is left of the peak is workspace; in a process it is everything else."""
+    """Bytes by name. On a device what is left of the peak is workspace; in a process it is everything else. Nothing
+    where no step was looked at."""
+    if not facts.peak:
+        return {}
     found = {
         "peak": facts.peak,
         "weights": facts.weights,
@@ -60,7 +63,7 @@ def memory(facts: MemoryFacts, device: str) -> dict[str, float]:
     if facts.reserved:
         found["fragmentation"] = max(0, facts.reserved - facts.peak)
     found |= {"total": facts.total, "free": facts.free}
-    return {name: float(size) for name, size in found.items() if size or name == "peak"}
+    return {name: float(size) for name, size in found.items() if size}
 
 
 def growth(facts: MemoryFacts, trend: float) -> list[Growth]:

@@ -27,6 +27,11 @@ def no_baseline(timing: Untimed) -> str:
         return "the script ended without importing torch: name the script that trains"
     if timing.run is not None and timing.ending.startswith("only "):
         return f"{timing.ending}: name the script that trains, or give it arguments that train for longer"
+    if timing.ending.startswith("hang"):
+        return (
+            "a trial of the script as it is took longer than it may: give a larger --budget (a trial may take half of"
+            " it), or close other work"
+        )
     last = timing.log.strip().split("\n")[-1][:200]
     more = f"; {last}" if last and last not in timing.ending else ""
     return f"the script does not run by itself ({timing.ending}{more}): mend that first"

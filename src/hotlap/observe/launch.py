@@ -82,6 +82,11 @@ def _compiled(target: Target, compiler: Compiler = _as_written) -> CodeType:
         raise HotlapError(f"{target.name} is a folder: name the training script inside it")
     if not os.path.exists(path):
         raise HotlapError(f"there is no file {target.name} here: check the path")
+    if path.endswith(".ipynb"):
+        raise HotlapError(
+            f"{target.name} is a notebook: save it as a script (jupyter nbconvert --to script), or put"
+            " `with hotlap.applied(...)` round its training"
+        )
     try:
         with io.open_code(path) as file:
             text = file.read()

@@ -23,8 +23,14 @@ NEARLY_ALL = 0.98  # of the steps: "every step", though the last of an epoch may
 
 def headline(report: ProfileReport) -> str:
     """How long a step takes, and what holds it up."""
-    step = f"{figures.seconds(report.step_seconds)} a step"
-    return f"{step}, bound by {BOUND[report.bound.by]}" if report.bound.by in BOUND else step
+    step, by = f"{figures.seconds(report.step_seconds)} a step", bound_by(report)
+    return f"{step}, bound by {by}" if by else step
+
+
+def bound_by(report: ProfileReport) -> str:
+    """What holds the steps up; a processor launches no kernels, it is held up between its operations. "" if unknown."""
+    is_small = report.bound.by == "launch" and report.device == "cpu"
+    return "small operations" if is_small else BOUND.get(report.bound.by, "")
 
 
 def timed(report: ProfileReport) -> str:
@@ -36,7 +42,8 @@ def timed(report: ProfileReport) -> str:
 
 def failure(report: ProfileReport) -> str:
     """How the script came to a bad end; nothing where it did not."""
-    return "" if report.ending in ENDINGS else f"the script ended early: {figures.line(report.ending)}"
+    how = figures.line(report.ending).removeprefix("raised: ").rstrip(":")
+    return "" if report.ending in ENDINGS else f"the script ended early: {how}"
 
 
 def evaluation(report: ProfileReport) -> str:

@@ -78,7 +78,7 @@ def _summary(findings: Sequence[Finding]) -> str:
     if safe:
         said.append(f"[*] {safe} can be fixed safely by `hotlap fix`")
     if unsafe:
-        said.append(f"[!] {unsafe} can be fixed, but look at the change first")
+        said.append(f"[!] {unsafe} by `hotlap fix --unsafe`, after a look at its `--diff`")
     return "; ".join(said) + "\n"
 
 

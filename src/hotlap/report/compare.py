@@ -87,7 +87,7 @@ def _rest(before: ProfileReport, after: ProfileReport) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style=QUIET, no_wrap=True)
     table.add_column(overflow="fold")
-    words = [anatomy.BOUND.get(one.bound.by, figures.UNKNOWN) for one in (before, after)]
+    words = [anatomy.bound_by(one) or figures.UNKNOWN for one in (before, after)]
     if before.bound.by != after.bound.by:
         table.add_row("bound by", " -> ".join(words))
     elif before.bound.by in anatomy.BOUND:

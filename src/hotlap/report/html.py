@@ -56,7 +56,7 @@ def profile(report: ProfileReport) -> str:
         report,
         anatomy=anatomy,
         headline=anatomy.headline(report),
-        bound=anatomy.BOUND.get(report.bound.by, ""),
+        bound=anatomy.bound_by(report),
         commands=wording.next_commands(report),
         could=anatomy.could_help(report),
         shares=shares,

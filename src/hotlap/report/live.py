@@ -61,7 +61,7 @@ class LiveTrials:
 
     def ended(self, label: str, role: str, verdict: str) -> None:
         shown = "done" if verdict == "enough" else verdict
-        self._console.print(Text(f"  {label:<38.38} {shown}"))
+        self._console.print(Text(f"  {label:<38} {shown}"))
 
     def stopped(self) -> None:
         self.interrupted = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class Screen:
         self.draw, self.fits = draw, fits
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = console.height - 1 if console.is_terminal else TALL  # a prompt comes after
+        room = console.height - 1 if console.is_terminal else math.inf  # a prompt comes after; a file has no end
         lines: list[list[Segment]] = []
         for rows, tight in self.fits:
             lines = console.render_lines(self.draw(options, rows, tight), options, pad=False)

@@ -110,7 +110,8 @@ def _tune_figures(report: TuneReport, rows: int, tight: bool) -> Table:
     table.add_row("cost", wording.cost(report))
     if report.compiled:
         table.add_row("compiler", figures.line(report.compiled))
-    for caveat in report.caveats[: 1 if tight else 4]:
+    said = 1 if not report.kept and report.cut_short else 0  # under the headline already
+    for caveat in report.caveats[said : said + (1 if tight else 4)]:
         table.add_row("note", figures.line(caveat))
     if report.hosts:
         table.add_row("network", figures.line(wording.hosts(report, 3 if tight else rows + 2)))

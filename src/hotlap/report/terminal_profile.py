@@ -50,13 +50,13 @@ class _Drawing:
     def opening(self) -> list[Any]:
         report = self.report
         title, timed = self.line(anatomy.headline(report), STRONG), anatomy.timed(report)
-        is_short = self.tight or title.cell_len + 3 + len(timed) <= self.width
+        is_short = title.cell_len + 3 + len(timed) <= self.width
         gap = "   " if is_short else "\n"
         title.append(f"{gap}{timed}", style=f"not bold {QUIET}")
         evidence = report.bound.evidence[: 3 if self.rows > 3 else 2 if self.rows > 1 else 1]
         about = f"{anatomy.busy(report)}; {figures.line(report.facts.hardware or report.device)}"
         ending = [self.cut(anatomy.failure(report), 2, BAD)] if anatomy.failure(report) else []
-        return [title, *ending, *(self.cut(text, 2) for text in evidence), self.line(about, QUIET)]
+        return [title, *ending, *(self.cut(text, 2) for text in evidence), self.fitting(about, QUIET)]
 
     def shares(self) -> list[Any]:
         """Host and device beside each other, in the order of a step."""
@@ -117,7 +117,7 @@ class _Drawing:
             said += [self.columns(cells, right=(1, 2)), self.line(anatomy.batch(feeding), QUIET)]
         advice = ["; ".join(feeding.advice[:2])] if self.tight and feeding.advice else feeding.advice[: self.rows]
         if supply and (self.rows > 1 or not advice):
-            said.append(self.line(supply, QUIET))
+            said.append(self.fitting(supply, QUIET))
         return [("a batch", [*said, *(self.cut(text, 2) for text in advice)])]
 
     def memory(self) -> list[Subject]:
@@ -126,7 +126,7 @@ class _Drawing:
         found: list[Subject] = []
         if report.memory and self.rows > 1:
             whole = [anatomy.peak(report), *anatomy.room(report)]
-            found.append(("memory", [self.line(", ".join(text)) for text in (whole, parts) if text]))
+            found.append(("memory", [self.fitting(", ".join(text)) for text in (whole, parts) if text]))
         elif report.memory:
             found.append(("memory", [self.line(", ".join([anatomy.peak(report), *anatomy.room(report)[-1:], *parts]))]))
         grown = [self.cut(anatomy.growth(one), 2, BAD) for one in report.growth[: self.rows]]
@@ -160,27 +160,31 @@ class _Drawing:
         subjects: list[Subject] = []
         if found and self.rows < 3:
             short = [f"{one.technique} {figures.gain(one.most)}" for one in found]
-            subjects.append(("could help", [self.line(", ".join(short), GOOD)]))
+            subjects.append(("could help", [self.line(f"at most: {', '.join(short)}", GOOD)]))
         elif found:
             cells = [(self.name(one.technique, 3), figures.gain(one.most), one.why) for one in found[: self.rows]]
             hopes = self.columns(cells, right=(1,), style=GOOD)
-            subjects.append(("could help", [hopes, *self.more(len(found) - self.rows)]))
+            subjects.append(("could help\n(at most)", [hopes, *self.more(len(found) - self.rows)]))
         elif self.report.verdicts:
             subjects.append(("could help", [Text("nothing in the catalogue", STRONG)]))
         for state in ("in use", "cannot help"):
             rest = [verdict for verdict in self.report.verdicts if verdict.state == state]
-            drawn: Any = self.line(", ".join(one.technique for one in rest), QUIET)
+            drawn: Any = self.fitting(", ".join(one.technique for one in rest), QUIET)
             if state == "cannot help" and not self.tight and 0 < len(rest) <= self.rows:
                 drawn = self.columns([(self.name(one.technique, 3), one.why) for one in rest], style=QUIET)
             subjects += [(state, [drawn])] if rest else []
         return subjects
 
     def notes(self) -> list[Subject]:
-        said = [self.line(text) if self.tight else self.cut(text, 2) for text in self.report.caveats[: self.rows]]
+        said = [self.fitting(text) for text in self.report.caveats[: self.rows]]
         return [("note", said)] if said else []
 
     def line(self, text: str, style: str = "") -> Text:
         return one_line(figures.line(text), self.options, style)
+
+    def fitting(self, text: str, style: str = "") -> Text:
+        """Broken once where there is room for that, else cut."""
+        return self.line(text, style) if self.tight else self.cut(text, 2, style)
 
     def cut(self, text: str, lines: int, style: str = "") -> Text:
         """Broken, but not into more than so many lines."""
