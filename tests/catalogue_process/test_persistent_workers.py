@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hotlap.catalogue import find
 from hotlap.observe.run import LoaderFacts, Run
@@ -150,6 +150,59 @@ def test_an_iterator_that_is_over_has_no_workers_beside_those_of_the_next(apply)
     second = iter(loader)
     assert [worker.is_alive() for worker in (*first._workers, *second._workers)] == [False, True]
     assert list(first) == [] and len(list(second)) == 6
+
+
+class Kept(Dataset):
+    """Hands out what it holds."""
+
+    def __init__(self) -> None:
+        self.rows = torch.arange(24.0).view(6, 4)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+class Streamed(Kept, IterableDataset):
+    def __iter__(self):
+        return iter(self.rows)
+
+
+class Wrapped:
+    def __init__(self, samples: list) -> None:
+        self.rows = samples[0]
+
+
+HOLDING = {
+    "samples as they are": (Kept, {"batch_size": None}),
+    "a stream of them": (Streamed, {"batch_size": None}),
+    "batches made beforehand": (Kept, {"collate_fn": lambda samples: samples[0]}),
+    "an object of the script's": (Kept, {"collate_fn": Wrapped}),
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), HOLDING.values(), ids=HOLDING)
+def test_what_the_script_writes_into_a_batch_does_not_come_back(apply, kind, options: dict) -> None:
+    def run() -> list[list[float]]:
+        loader = DataLoader(kind(), num_workers=1, **options)
+        found = []
+        for _ in range(3):
+            for batch in loader:
+                rows = getattr(batch, "rows", batch)
+                found.append(rows.add_(1).tolist())
+        return found
+
+    expected = run()
+    apply("persistent-workers")
+    assert run() == expected
+
+
+def test_batches_collated_otherwise_are_made_by_workers_that_live_on(apply) -> None:
+    apply("persistent-workers")
+    _, makers = epochs(DataLoader(Numbers(), 4, num_workers=2, collate_fn=lambda pairs: torch.tensor(pairs).T))
+    assert makers[0] == makers[1] == makers[2] and len(makers[0]) == 2
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from typing import Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from hotlap.parts.asked_in_time import begin
+from hotlap.parts.kept_tensors import hands_out_its_own
 
 _REFERENCES = 2  # the loader's, and the one that counting takes
 
@@ -30,13 +31,15 @@ class LastingWorkers:
     """Loaders with `persistent_workers`, minded at the start of each of their epochs.
 
     Workers keep the data set they were forked with: where `state_of` says that it has changed since, as by
-    `set_epoch`, they are forked anew. A loader that starts also begins with its sampler and draws a seed for its
-    workers, before the sampler draws one for the order; without that, later epochs would come in another order.
+    `set_epoch`, they are forked anew; so are they where it hands out tensors of its own, which the script may write
+    into. A loader that starts also begins with its sampler and draws a seed for its workers, before the sampler draws
+    one for the order; without that, later epochs would come in another order.
     """
 
     def __init__(self, state_of: Callable[[Any], int]) -> None:
         self._state_of = state_of
         self._states: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._hands_out: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def keep(self, loader: Any) -> None:
         self._states[loader] = 0
@@ -63,7 +66,9 @@ class LastingWorkers:
         before, self._states[loader] = self._states[loader], self._state_of(loader.dataset)
         if loader._iterator is None:
             return
-        if self._states[loader] != before:
+        if loader not in self._hands_out:
+            self._hands_out[loader] = hands_out_its_own(loader)
+        if self._states[loader] != before or self._hands_out[loader]:
             loader._iterator._shutdown_workers()
             loader._iterator = None
         else:
