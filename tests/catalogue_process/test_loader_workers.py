@@ -460,3 +460,39 @@ def test_rates_that_vary_are_told_from_too_few_workers() -> None:
     assert any("2 workers keep up on average, yet 25 %" in words for words in told.advice)
     slow = replace(run, feed=replace(feed, makers=[replace(maker, seconds=480.0)]), wall_seconds=100.0, cores=16)
     assert any("11 workers would keep up" in words for words in feeding(slow, step_seconds=1.0).advice)
+
+
+class Kept(Dataset):
+    def __init__(self) -> None:
+        self.rows = torch.arange(48.0).view(12, 4)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_kept"),
+    [
+        ({"batch_size": None}, True),
+        ({"collate_fn": lambda samples: samples[0]}, True),
+        ({"collate_fn": lambda samples: {"rows": samples}}, True),
+        ({"collate_fn": torch.stack}, False),
+        ({}, False),
+    ],
+)
+def test_what_a_script_writes_into_the_data_set_s_own_tensors_stays_there(apply, options: dict, is_kept: bool) -> None:
+    def run() -> tuple[list, int]:
+        loader = DataLoader(Kept(), **options)
+        found = []
+        for _ in range(3):
+            for batch in loader:
+                rows = batch["rows"][0] if isinstance(batch, dict) else batch
+                found.append(rows.add_(1).tolist())
+        return found, loader.num_workers
+
+    expected, _ = run()
+    apply("loader-workers", {"num_workers": 2})
+    assert run() == (expected, 0 if is_kept else 2)

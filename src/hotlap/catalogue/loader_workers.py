@@ -60,9 +60,10 @@ class LoaderWorkers(Technique):
     made. A plan that was measured so is written with `persistent_workers=True`, where neither such a change nor a
     second iterator is seen: torch then shuffles later epochs otherwise for the same seed. Any other written fix leaves
     them to torch's default, a new start each epoch. A data set that changes while it is being read is left alone, and
-    so is one that holds an open file, whose place forked workers would share, and a loader whose sampler can be saved:
-    workers are ahead of the loop. The number of workers of an iterable data set is never touched: one that does not
-    split itself by `get_worker_info` would deliver every sample once per worker.
+    so is one that holds an open file, whose place forked workers would share, one that hands out tensors of its own,
+    which the script may write into, and a loader whose sampler can be saved: workers are ahead of the loop. The number
+    of workers of an iterable data set is never touched: one that does not split itself by `get_worker_info` would
+    deliver every sample once per worker.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the
@@ -234,6 +235,7 @@ def _give_workers(setting: Setting, wanted: int, is_for_all: bool, chosen: dict[
     """As many of those wanted as the data set bears and memory holds; why there are fewer, or ""."""
     from hotlap.observe.bearing import why_no_workers
     from hotlap.observe.facts import is_in_memory, start_method
+    from hotlap.parts.kept_tensors import would_hand_out_its_own
 
     has, dataset, context = chosen["num_workers"], chosen["dataset"], chosen["multiprocessing_context"]
     method = start_method(context)
@@ -249,6 +251,9 @@ def _give_workers(setting: Setting, wanted: int, is_for_all: bool, chosen: dict[
     why_not = why_no_workers(dataset, method, (chosen["collate_fn"], chosen["worker_init_fn"]), has > 0)
     if why_not:
         return why_not
+    is_batched = chosen["batch_size"] is not None or chosen["batch_sampler"] is not None
+    if not has and would_hand_out_its_own(dataset, chosen["collate_fn"], is_batched):
+        return "its data set hands out tensors that it keeps: what the script writes into a batch is for it to see"
     workers = _that_fit(busy, depth, chosen, method)
     if workers < 1:
         return "memory is short"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, default_convert
 from torch.utils.data.dataloader import _DatasetKind
 
 from hotlap.parts.forked import NoAnswer, asked
@@ -20,21 +21,40 @@ _PATIENCE_SECONDS = 20.0
 
 
 def hands_out_its_own(loader: Any) -> bool:
-    """Asked of a forked copy, which makes a batch twice; so it is said, too, where that has no answer. Torch's own
-    collation copies always."""
+    """So it is said, too, where there is no answer. Torch's own collation copies always."""
     if loader._auto_collation and loader.collate_fn is default_collate:
         return False
+
+    def two() -> tuple[Any, Any]:
+        index = next(iter(loader._index_sampler))
+        return _batch(loader, index), _batch(loader, index)
+
+    return _share_memory(two) is not False
+
+
+def would_hand_out_its_own(dataset: Any, collate: Callable[[Any], Any] | None, is_batched: bool) -> bool:
+    """The same before there is a loader, by its first sample; not said where there is no answer."""
+    if is_batched and collate is None:
+        return False
+
+    def batch() -> Any:
+        sample = dataset[0]
+        return (collate or default_convert)([sample] if is_batched else sample)
+
+    return _share_memory(lambda: (batch(), batch())) is True
+
+
+def _share_memory(made: Callable[[], tuple[Any, Any]]) -> bool | None:
+    """Whether two batches of the same samples do, made in a forked copy. None: there is no answer."""
+
+    def share() -> bool:
+        one, other = made()  # both are there, so new memory is never the same
+        return bool(_memory(one) & _memory(other))
+
     try:
-        return bool(asked(lambda: _are_the_same(loader), _PATIENCE_SECONDS))
+        return bool(asked(share, _PATIENCE_SECONDS))
     except NoAnswer:
-        return True
-
-
-def _are_the_same(loader: Any) -> bool:
-    index = next(iter(loader._index_sampler))
-    made = [_batch(loader, index) for _ in range(2)]  # both are there, so new memory is never the same
-    one, other = map(_memory, made)
-    return bool(one & other)
+        return None
 
 
 def _batch(loader: Any, index: Any) -> Any:
