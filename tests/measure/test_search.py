@@ -366,6 +366,30 @@ def test_one_trial_of_all_is_enough_where_they_are_not_in_each_others_way() -> N
     assert [str(choice) for choice in made.found.plan] == ["fast"]
 
 
+def test_settings_for_what_still_takes_long_come_first() -> None:
+    """Time is kept for the slow starter, so neither fits before it; after it there is room, and waiting is most of what
+    is left of a step."""
+
+    class Feeding(Fast):
+        family, most = Family.WAIT, 0.5
+
+        def settings(self, run: Run) -> Sequence[Try]:
+            return [Try({}, self.most), Try({"number": 2}, self.most)]
+
+    class Computing(Feeding):
+        family = Family.COMPUTE
+
+    slow, feeding, computing = Slow(), Feeding(), Computing()
+    together = ("computing", "feeding")
+    bench = Made({(): 1.0, together: 0.5, ("computing", "feeding", "slow"): 0.5})
+    made = search(bench, computing, feeding, slow, budget=90.0, together=True)
+    made.purse.for_epochs = lambda: 32.0  # of the 55.5 s that are left before the proof
+    computing.most = 0.1  # with the plan, as the second of them will say
+    made.screening.run()
+    tried = [one.technique for one in made.found.rejected if one.setting == {"number": 2}]
+    assert tried[:1] == ["feeding"]
+
+
 def test_what_was_taken_in_with_others_gets_its_gain_when_it_is_left_out() -> None:
     bench = Made({(): 1.0, ("fast", "other"): 0.4, ("fast",): 0.5, ("other",): 0.8})
     made = search(bench, Fast(), Other(), together=True)

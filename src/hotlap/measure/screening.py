@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hotlap.measure.attempts import Attempts
 from hotlap.measure.bench import Bench, Listener
-from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, clash, consider, partners
+from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, able, clash, consider, partners
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.purse import Purse
@@ -77,11 +77,15 @@ class Screening:
                 self._refine(best)
                 others = [candidate for _, _, candidate in better if candidate is not best]
                 waiting = [*self._renewed([*rest, *others]), *self._try_together(self._grown(slow))]
-        feeding = [candidate for candidate in self._unrefined if candidate.technique.family in _FEEDING]
-        self._refine_kept(feeding)  # compiling shows little while batches are waited for
+        later = []
+        for candidate in self._unrefined:  # compiling shows little while batches are waited for
+            if candidate.technique.family in _FEEDING and self._has_room_to_refine(candidate):
+                self._refine_kept([candidate])
+            else:
+                later.append(candidate)
         self._purse.reserved = 0.0
         self._try_slow_starters(slow, idle)
-        self._refine_kept([candidate for candidate in self._unrefined if candidate not in feeding])
+        self._refine_kept(sorted(later, key=self._most_now, reverse=True))
         self._try_partners(idle)
         self._try_small_gains(idle)
         self._say_what_did_not_fit()
@@ -230,16 +234,32 @@ class Screening:
 
     def _refine(self, candidate: Candidate) -> None:
         """Other settings of a winner, while there is room for them."""
-        for number, attempt in enumerate(candidate.tries[1:], 1):
-            if attempt.most < LEAST_SHARE:
-                continue  # no step shows it
-            choice = candidate.choice(number)
+        for choice in self._others(candidate):
             rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
-            starting = sum(kept.start_up_seconds for kept in rest)
-            if not self._purse.has_room_for([*rest, choice], trials=2, start_up_seconds=starting):
+            if self._has_room_in_place(choice, rest):
+                self._attempts.replace(choice, rest)
+            else:
                 self._attempts.had_no_room([choice])
-                continue
-            self._attempts.replace(choice, rest)
+
+    def _others(self, candidate: Candidate) -> list[Choice]:
+        """Its other settings, but for those that no step shows."""
+        numbers = [number for number, one in enumerate(candidate.tries) if number and one.most >= LEAST_SHARE]
+        return [candidate.choice(number) for number in numbers]
+
+    def _has_room_in_place(self, choice: Choice, rest: list[Choice]) -> bool:
+        starting = sum(kept.start_up_seconds for kept in rest)
+        return self._purse.has_room_for([*rest, choice], trials=2, start_up_seconds=starting)
+
+    def _has_room_to_refine(self, candidate: Candidate) -> bool:
+        """Beside what is kept for those that start slowly, if only for the first of its settings."""
+        rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
+        return any(self._has_room_in_place(choice, rest) for choice in self._others(candidate)[:1])
+
+    def _most_now(self, candidate: Candidate) -> float:
+        """What it could save of a step as it is with the plan so far."""
+        after = self.found.after
+        verdict = able(candidate.technique, after, self._allow_different) if after is not None else candidate
+        return verdict.most if isinstance(verdict, Candidate) else 0.0
 
     def _try_partners(self, idle: list[Candidate]) -> None:
         """Two that did nothing alone may gain together, such as a layout and the precision it was made for."""
