@@ -176,6 +176,14 @@ def test_what_was_left_out_is_not_left_out_again() -> None:
     assert columns == {"other": (pytest.approx(1 / 0.9), 2.0), "fast": (2.0, pytest.approx(1 / 0.9))}
 
 
+def test_what_nobody_had_time_to_leave_out_has_no_row() -> None:
+    bench = Made(LEVELS)
+    made = planned(bench, Other(), Fast(), best=0.45)
+    made.found.comparison = Comparison(Decision.CLAIM, Interval(2.2, 2.0, 2.4))
+    Proof(bench, made.found, bench.spent, 1.0, "")._ablate()
+    assert made.found.ablation == []
+
+
 def test_the_arithmetic_is_said_before_it_is_spent() -> None:
     bench = Made({**LEVELS, ("layout",): 1.0})
     search(bench, Fast(), Other(), Layout(), budget=15.0).screening.run()

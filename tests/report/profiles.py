@@ -109,7 +109,7 @@ def feeding() -> Feeding:
         queue_capacity=4,
         queue_empty=0.93,
         read_rate=112 * MIB,
-        shm_bytes=77 * MIB,
+        shm_bytes=32 * GIB,
         shm_free_bytes=31 * GIB,
         advice=[
             "a batch takes 41.2 ms to make in one process and 7.97 ms to train on",

@@ -103,3 +103,8 @@ def test_the_next_command_has_the_arguments() -> None:
     assert wording.next_commands(replace(report, verdicts=[])) == []
     module = replace(report, script="-m package.train", arguments=["--fast"])
     assert wording.next_commands(module) == ["hotlap tune -m package.train --fast"]
+
+
+def test_shared_memory_is_told_by_what_is_free_of_it() -> None:
+    text = folder.render(samples.PROFILES["rich"](), "html")
+    assert "Shared memory: 31.0 GiB of 32.0 GiB free." in text

@@ -250,7 +250,9 @@ class Proof:
         for choice in (one for one in self.found.plan if not self._is_between_steps(one)):
             rest = [other for other in self.found.plan if other is not choice]
             left_out = self._ratio(rest, f"without {choice}") if rest else None
-            self.found.ablation.append(Ablation(choice.technique.id, self._ratio([choice], str(choice)), left_out))
+            alone = self._ratio([choice], str(choice))
+            if alone is not None or left_out is not None:
+                self.found.ablation.append(Ablation(choice.technique.id, alone, left_out))
 
     def _is_between_steps(self, choice: Choice) -> bool:
         """Then no step tells what it is worth."""

@@ -64,7 +64,7 @@ class Feeding:
     queue_capacity: int
     queue_empty: float | None  # share of draws that found none ready
     read_rate: float  # bytes a second from storage
-    shm_bytes: float
+    shm_bytes: float  # of shared memory, in all
     shm_free_bytes: float
     advice: list[str]  # why more workers would or would not help
 
