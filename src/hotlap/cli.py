@@ -92,7 +92,7 @@ def profile(
 def tune(
     script: Script,
     m: Module = False,
-    budget: Annotated[str, typer.Option(help="time to spend, as 90s, 5m, 1h")] = "5m",
+    budget: Annotated[str, typer.Option(help="time to spend, as 90s, 5m, 1h; half more if only proof is left")] = "5m",
     report: Annotated[str, typer.Option(help="folder for the report")] = "hotlap-report",
     only: Only = "",
     skip: Skip = "",

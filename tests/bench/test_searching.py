@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import searching
 
+from hotlap.measure.refining import Refining
 from hotlap.measure.screening import Screening
 
 TUNINGS = 40
@@ -50,8 +51,8 @@ def test_no_trial_is_made_beyond_the_budget() -> None:
 
 def test_a_search_that_takes_whatever_comes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching.Settling, "run", lambda *_: None)
-    for name in ("_refine", "_try_small_gains"):
-        monkeypatch.setattr(Screening, name, lambda *_: None)
+    monkeypatch.setattr(Refining, "refine", lambda *_: None)
+    monkeypatch.setattr(Screening, "_try_small_gains", lambda *_: None)
     assert near(tuned(300.0, 0.02)) < 0.92
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from own_rows import OwnRows
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -462,17 +463,6 @@ def test_rates_that_vary_are_told_from_too_few_workers() -> None:
     assert any("11 workers would keep up" in words for words in feeding(slow, step_seconds=1.0).advice)
 
 
-class Kept(Dataset):
-    def __init__(self) -> None:
-        self.rows = torch.arange(48.0).view(12, 4)
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.rows[index]
-
-
 @pytest.mark.parametrize(
     ("options", "is_kept"),
     [
@@ -485,7 +475,7 @@ class Kept(Dataset):
 )
 def test_what_a_script_writes_into_the_data_set_s_own_tensors_stays_there(apply, options: dict, is_kept: bool) -> None:
     def run() -> tuple[list, int]:
-        loader = DataLoader(Kept(), **options)
+        loader = DataLoader(OwnRows(), **options)
         found = []
         for _ in range(3):
             for batch in loader:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from own_rows import OwnRows
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hotlap.catalogue import find
@@ -152,20 +153,7 @@ def test_an_iterator_that_is_over_has_no_workers_beside_those_of_the_next(apply)
     assert list(first) == [] and len(list(second)) == 6
 
 
-class Kept(Dataset):
-    """Hands out what it holds."""
-
-    def __init__(self) -> None:
-        self.rows = torch.arange(24.0).view(6, 4)
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.rows[index]
-
-
-class Streamed(Kept, IterableDataset):
+class Streamed(OwnRows, IterableDataset):
     def __iter__(self):
         return iter(self.rows)
 
@@ -176,10 +164,10 @@ class Wrapped:
 
 
 HOLDING = {
-    "samples as they are": (Kept, {"batch_size": None}),
+    "samples as they are": (OwnRows, {"batch_size": None}),
     "a stream of them": (Streamed, {"batch_size": None}),
-    "batches made beforehand": (Kept, {"collate_fn": lambda samples: samples[0]}),
-    "an object of the script's": (Kept, {"collate_fn": Wrapped}),
+    "batches made beforehand": (OwnRows, {"collate_fn": lambda samples: samples[0]}),
+    "an object of the script's": (OwnRows, {"collate_fn": Wrapped}),
 }
 
 

@@ -177,11 +177,8 @@ class Proof:
                 self.found.cut_short = True
                 pairs = len(self.found.plans)
                 is_all = pairs >= LOOKS[-1]  # then more time would not have brought more of them
-                words = Caveat.NOT_TOLD_APART.text(pairs=pairs) if is_all else self._not_confirmed()
-                self.found.caveats.insert(0, words)
-
-    def _not_confirmed(self) -> str:
-        return Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s")
+                more = Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s")
+                self.found.caveats.insert(0, Caveat.NOT_TOLD_APART.text(pairs=pairs) if is_all else more)
 
     def _recall_pairs(self) -> bool:
         recalled = self._bench.recall("pairs", self.found.plan)

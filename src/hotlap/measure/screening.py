@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from hotlap.measure.attempts import Attempts
 from hotlap.measure.bench import Bench, Listener
-from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, able, clash, consider, partners
+from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, clash, consider, partners
 from hotlap.measure.caveats import Caveat
 from hotlap.measure.found import Found
 from hotlap.measure.purse import Purse
+from hotlap.measure.refining import Refining
 from hotlap.measure.timed import Timed
 from hotlap.measure.verdicts import no_gain
 from hotlap.report import figures
@@ -37,6 +38,7 @@ class Screening:
         self._bench, self._purse, self.found, self._techniques = bench, purse, found, techniques
         self._listener, self._allow_different = listener, allow_different
         self._attempts = Attempts(bench, purse, found)
+        self._refining = Refining(self._attempts, purse, found, allow_different)
         self._small: list[Technique] = []  # what it could save is too small a part of a step
         self._unrefined: list[Candidate] = []  # taken in together: other settings wait until it is clear who stays
         self._alone: dict[str, float] = {}  # what techniques gained by themselves that were not taken in
@@ -74,18 +76,18 @@ class Screening:
             if better:
                 ratio, timing, best = max(better, key=lambda entry: entry[0])
                 self._attempts.keep([best.choice()], timing)
-                self._refine(best)
+                self._refining.refine(best)
                 others = [candidate for _, _, candidate in better if candidate is not best]
                 waiting = [*self._renewed([*rest, *others]), *self._try_together(self._grown(slow))]
         later = []
         for candidate in self._unrefined:  # compiling shows little while batches are waited for
-            if candidate.technique.family in _FEEDING and self._has_room_to_refine(candidate):
-                self._refine_kept([candidate])
+            if candidate.technique.family in _FEEDING and self._refining.has_room_for(candidate):
+                self._refining.run([candidate])
             else:
                 later.append(candidate)
         self._purse.reserved = 0.0
         self._try_slow_starters(slow, idle)
-        self._refine_kept(sorted(later, key=self._most_now, reverse=True))
+        self._refining.run(later)
         self._try_partners(idle)
         self._try_small_gains(idle)
         self._say_what_did_not_fit()
@@ -226,40 +228,6 @@ class Screening:
                 self.found.parities[technique.id] = verdict.parity
                 (slow if technique.start_up_seconds else grown).append(verdict)
         return grown
-
-    def _refine_kept(self, candidates: list[Candidate]) -> None:
-        for candidate in candidates:
-            if not self._not_kept([candidate]):
-                self._refine(candidate)
-
-    def _refine(self, candidate: Candidate) -> None:
-        """Other settings of a winner, while there is room for them."""
-        for choice in self._others(candidate):
-            rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
-            if self._has_room_in_place(choice, rest):
-                self._attempts.replace(choice, rest)
-            else:
-                self._attempts.had_no_room([choice])
-
-    def _others(self, candidate: Candidate) -> list[Choice]:
-        """Its other settings, but for those that no step shows."""
-        numbers = [number for number, one in enumerate(candidate.tries) if number and one.most >= LEAST_SHARE]
-        return [candidate.choice(number) for number in numbers]
-
-    def _has_room_in_place(self, choice: Choice, rest: list[Choice]) -> bool:
-        starting = sum(kept.start_up_seconds for kept in rest)
-        return self._purse.has_room_for([*rest, choice], trials=2, start_up_seconds=starting)
-
-    def _has_room_to_refine(self, candidate: Candidate) -> bool:
-        """Beside what is kept for those that start slowly, if only for the first of its settings."""
-        rest = [kept for kept in self.found.plan if kept.technique is not candidate.technique]
-        return any(self._has_room_in_place(choice, rest) for choice in self._others(candidate)[:1])
-
-    def _most_now(self, candidate: Candidate) -> float:
-        """What it could save of a step as it is with the plan so far."""
-        after = self.found.after
-        verdict = able(candidate.technique, after, self._allow_different) if after is not None else candidate
-        return verdict.most if isinstance(verdict, Candidate) else 0.0
 
     def _try_partners(self, idle: list[Candidate]) -> None:
         """Two that did nothing alone may gain together, such as a layout and the precision it was made for."""

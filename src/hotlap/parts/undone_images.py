@@ -72,10 +72,13 @@ class UndoneBatch:
 
     def together(self, pixels: torch.Tensor) -> Images | None:
         """All of them where they lie, if none is a file, one transform is for all, and all have as many channels."""
-        shapes, channels = self.shapes, {shape[0] if shape else 0 for shape in self.shapes}
-        if len(set(self.sites)) > 1 or len(channels) > 1 or not channels <= {1, 3}:
+        if self.lengths or len(set(self.sites)) > 1:
             return None
-        return Images.in_buffer(pixels, [shape[1:] for shape in shapes if shape is not None], *channels)
+        shapes = [shape for shape in self.shapes if shape is not None]
+        channels = {shape[0] for shape in shapes}
+        if len(channels) > 1 or not channels <= {1, 3}:
+            return None
+        return Images.in_buffer(pixels, [shape[1:] for shape in shapes], *channels)
 
 
 class _Later:
