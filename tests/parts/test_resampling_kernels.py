@@ -41,6 +41,17 @@ def test_levels_by_kernels(kind: str, interpreted: ModuleType, monkeypatch: pyte
     assert compared(ended(v2, exact(v2)[kind]), sizes=sizes).largest == 0
 
 
+@pytest.mark.parametrize("crop", [v2.RandomCrop(30), v2.RandomResizedCrop((12, 9))], ids=["picked", "resized"])
+def test_what_other_stages_leave_behind(
+    crop: v2.Transform, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A blur's pixels need not lie in the order of their axes."""
+    for module in (resampling, batched_transforms):
+        monkeypatch.setattr(module, "kernels", lambda device: interpreted)
+    found = compared(v2.Compose([v2.GaussianBlur((5, 9), (0.1, 5.0)), crop, v2.ToTensor()]))
+    assert found.same_states and found.largest <= 1.001 and found.mean <= 0.001
+
+
 @pytest.mark.parametrize("kind", ["resized crop", "crop, padded"])
 def test_without_a_compiler_torch_does_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels cannot be started, which only shows at the first of them."""

@@ -100,7 +100,7 @@ class Pipeline:
         kept, key = _tables.setdefault(self, {}), (images.device, images.channels, torch.get_default_dtype())
         if key not in kept:
             levels = torch.arange(256, dtype=torch.uint8, device=images.device).expand(1, images.channels, 1, 256)
-            ramp = Images.stacked(levels.contiguous(), np.array([1]), np.array([256]))
+            ramp = Images.stacked(levels, np.array([1]), np.array([256]))
             for stage in self.stages[self._last + 1 :]:
                 ramp = stage.run(ramp, np.empty((1, 0)))
             is_each = ramp.pixels.shape[1] == images.channels

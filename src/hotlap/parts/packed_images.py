@@ -61,6 +61,7 @@ class Images:
     def stacked(cls, pixels: Tensor, heights: np.ndarray, widths: np.ndarray) -> Images:
         """Of one N, C, H, W, in whose upper left corners the images lie."""
         number, channels, height, width = pixels.shape
+        pixels = pixels.contiguous()  # kernels read them by address
         starts = np.arange(number, dtype=np.int64) * (channels * height * width)
         planes, strides = np.full(number, height * width), np.full(number, width)
         return cls(pixels, starts, planes, strides, heights, widths, channels, stack=pixels)

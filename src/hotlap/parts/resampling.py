@@ -79,7 +79,7 @@ class Framing:
         several = work(self, images, rows.taken(order), columns.taken(order), addresses, table)
         if len(parts) == 1:
             pixels = several.made(slice(None), parts[0][1])
-            return Images.stacked(pixels.contiguous(), rows.lengths, columns.lengths)
+            return Images.stacked(pixels, rows.lengths, columns.lengths)
         shape = (len(images), images.channels, rows.longest, columns.longest)
         dtype = images.flat.dtype if table is None else table.dtype
         pixels = torch.empty(shape, dtype=dtype, device=images.device)
