@@ -13,6 +13,7 @@ from hotlap.measure.found import Found
 from hotlap.measure.purse import Purse
 from hotlap.measure.timed import Timed, Untimed, whole_epoch
 from hotlap.observe.run import LoaderFacts, Run
+from hotlap.records import to_json
 from hotlap.report.findings import EpochTimes
 from hotlap.technique import CannotHelp, Choice, Family, Parity, Technique, Try
 
@@ -244,6 +245,19 @@ def test_room_for_it_is_kept_while_the_plan_is_made() -> None:
     purse.for_epochs = lambda: made.seconds_wanted
     assert not purse.has_room(int(left))
     assert purse.has_room(int(left - made.seconds_wanted))
+
+
+def test_a_plan_that_has_been_timed_starts_from_what_it_compiled() -> None:
+    """Else no budget that people give would hold whole epochs of a compiled model."""
+
+    class Slow(Step):
+        start_up_seconds = 20.0
+
+    made = epochs(Made({("slow",): 1.0}), Tests())
+    made.found.plan = [Choice(Slow(), {})]
+    assert not made.seconds_wanted
+    made._bench.keep("time", made.found.plan, to_json(Timed(0.05, BEFORE, "enough", 1.0, True)))
+    assert 0 < made.seconds_wanted < 20.0
 
 
 def test_the_first_epoch_does_not_count() -> None:

@@ -6,6 +6,8 @@ import errno
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -186,3 +188,12 @@ def test_a_warning_that_was_shown_is_not_shown_again() -> None:
             warnings.warn("once is enough", UserWarning, stacklevel=1)
             assert asked(lambda: 1, 20) == 1
     assert len(shown) == 1
+
+
+def test_the_filters_that_python_starts_with() -> None:
+    """They name modules by strings, where those of `warnings` are patterns; and newer Pythons warn of forks."""
+    script = (
+        "import sys; sys.version_info = (3, 12, 0); from hotlap.parts.forked import asked; print(asked(lambda: 7, 20))"
+    )
+    told = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=False)
+    assert told.stdout == "7\n", told.stderr

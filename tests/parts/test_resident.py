@@ -99,6 +99,15 @@ def test_the_same_batches_in_the_same_order(options: dict, request: pytest.Fixtu
     assert served and joints.withdrawn == []
 
 
+def test_a_look_that_fails_leaves_the_loader_as_it_was(kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> None:
+        raise AttributeError("nobody thought of that")
+
+    monkeypatch.setattr(resident_loader, "why_impure", fails)
+    assert [number for batch in DataLoader(Squares(), 8) for number in batch["y"].tolist()] == list(range(37))
+    assert kept.withdrawn == [": its samples could not be tested (AttributeError: nobody thought of that)"]
+
+
 def test_an_epoch_left_early(request: pytest.FixtureRequest) -> None:
     """Batches that workers had made ahead are thrown away, and must not be taken for those of the next epoch."""
     kinds = ({}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True})

@@ -21,6 +21,7 @@ from hotlap.technique import Choice, Setting, Technique
 _TRIALS = 2  # to be kept room for: the plan, and what could help
 _SHARE = 0.2  # of the budget, that they may take
 _WITH_TESTS = 1.25  # an epoch with its tests, in epochs of nothing but steps, as long as nobody knows
+_WARM = 0.25  # of what a plan takes to start, where a trial of it has compiled already
 
 
 class Epochs:
@@ -58,6 +59,7 @@ class Epochs:
         """Seconds of one trial of whole epochs, with the plan so far."""
         assert self.found.before is not None
         starting = sum(choice.start_up_seconds for choice in self.found.plan)
+        starting *= _WARM if self._bench.knows(self.found.plan) else 1.0
         return self._purse.plan_seconds + starting + 2 * _WITH_TESTS * self.found.before.epoch_length * self.found.level
 
     def _has_room(self, more: Sequence[Choice] = ()) -> bool:

@@ -100,10 +100,11 @@ def fork() -> int:
 
 
 def _is_ignored(category: type[Warning]) -> bool:
-    """Whether such a warning, raised here, is shown to nobody, as is Python's default."""
+    """Whether such a warning, raised here, is shown to nobody, as is Python's default. The filters that Python starts
+    with name a module by a string, all others by a pattern."""
     for action, message, kind, module, line in warnings.filters:
-        is_meant = issubclass(category, kind) and (module is None or module.match(__name__))
-        if is_meant and message is None and line == 0:
+        is_here = module is None or (module == __name__ if isinstance(module, str) else module.match(__name__))
+        if is_here and issubclass(category, kind) and message is None and line == 0:
             return action == "ignore"
     return False
 

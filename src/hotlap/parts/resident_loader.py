@@ -99,7 +99,10 @@ class ResidentSamples:
         dataset = loader.dataset
         self._is_read_here = self._is_read_here or not loader.num_workers
         if self._seen_state is None:
-            reason = self._why_impure(loader)
+            try:
+                reason = self._why_impure(loader)
+            except Exception as error:  # a look that fails must not end the training
+                reason = f"its samples could not be tested ({type(error).__name__}: {error})"
             if reason is not None:
                 self._give_up(reason)
             self._seen_state = self._state(dataset)
