@@ -196,6 +196,31 @@ def test_it_lies_on_the_device_before_it_is_moved(patch: Patch) -> None:
         assert torch.equal(labels.cuda().cpu(), labels)
 
 
+@pytest.mark.parametrize("fails_at", [0, 3])
+def test_what_the_script_wants_pinned_is(patch: Patch, monkeypatch, fails_at: int) -> None:
+    """Without a thread for it, and also once batches are made the script's own way again."""
+    from hotlap.parts import device_batches
+
+    finished, calls = device_batches.finished, []
+
+    def short(*args):
+        calls.append(1)
+        if len(calls) == fails_at:
+            raise torch.OutOfMemoryError("planted")
+        return finished(*args)
+
+    monkeypatch.setattr(device_batches, "finished", short)
+    apply(patch)
+    loader = DataLoader(Arrays(), batch_size=BATCH, num_workers=2, pin_memory=True, persistent_workers=True)
+    for _ in range(2):
+        for images, labels in loader:
+            assert labels.is_pinned()
+            images.to("cuda", non_blocking=True)
+            assert not loader._iterator._pin_memory
+    assert loader.pin_memory and images.is_pinned() == bool(fails_at)
+    assert bool(patch.joints.withdrawn) == bool(fails_at)
+
+
 def test_a_busy_device_gets_the_right_values(patch: Patch) -> None:
     """The script's stream is behind: memory must not be given away before it comes to it."""
     plain = evaluated_arrays()
@@ -319,7 +344,7 @@ def test_where_the_time_goes(folder: Path) -> None:
         "views": packed.encoded,
         "decode": lambda: decode_all(packed.encoded(), device),
         "decode, on the side": lambda: copier.make(lambda: decode_all(shared.batch[0].encoded(), device)),
-        "transform": lambda: pipelines[0].run(images, packed.recipes, device),
+        "transform": lambda: pipelines[0].run(images, packed.recipes[0], device),
         "decode and transform": lambda: finished(packed, pipelines, device),
         "decode and transform, on the side": lambda: copier.make(lambda: [finished(packed, pipelines, device)]),
     }

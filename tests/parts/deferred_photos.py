@@ -51,7 +51,7 @@ class Pipeline:
     def draw(self, width: int, height: int):
         if self.fault == "draws otherwise":
             torch.rand(1)
-        return self.cut.draw(width, height)
+        return (self.cut.draw(width, height),)
 
     def run(self, images, recipes, device):
         self.runs += 1
@@ -61,7 +61,7 @@ class Pipeline:
         if isinstance(images, Images):
             sizes = zip(images.starts, images.heights, images.widths, strict=True)
             images = [images.flat[at : at + 3 * high * wide].view(3, high, wide) for at, high, wide in sizes]
-        for image, (left, top, size, is_flipped) in zip(images, recipes, strict=True):
+        for image, (left, top, size, is_flipped) in zip(images, recipes.stages[0].tolist(), strict=True):
             part = image[:, top : top + size, left : left + size].float().div(255)
             made.append(part.flip(-1) if is_flipped != (self.fault == "flips") else part)
         return torch.stack(made)

@@ -80,6 +80,17 @@ def test_without_graphs_rare_shapes_run_as_they_are_and_frequent_ones_share_a_va
     assert call.graphs == graphs and call.pieces == 1
 
 
+def test_calls_that_others_replay_count() -> None:
+    """A last batch of every epoch is as rare as it is, also where all other steps never come here."""
+    model, epochs = nn.Linear(4, 2), [0]
+    call = CompiledCall(steps=lambda: 391 * epochs[0])
+    call(model, (torch.randn(3, 4),), {})
+    for _ in range(9):
+        epochs[0] += 1
+        call(model, (torch.randn(2, 4),), {})
+    assert call.graphs == 1
+
+
 def test_with_graphs_another_shape_that_stays_is_recorded() -> None:
     model, call = nn.Linear(4, 2), CompiledCall("reduce-overhead")
     for size in (8, *(5, 6) * 9, *(7,) * 8):

@@ -119,11 +119,12 @@ class CompiledModel(Technique):
         joints, mode = patch.joints, str(setting["mode"])
         joints.roots.quiet_updates = 1  # hooks that look for roots would be traced: they go first, and soon
         whole: weakref.WeakKeyDictionary[Any, _Compiled] = weakref.WeakKeyDictionary()
+        updates = _Updates()
 
         def call(proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
             own = whole.get(root)
             if own is None:
-                own = whole[root] = _Compiled(patch, mode, root)
+                own = whole[root] = _Compiled(patch, mode, root, updates)
             return own(proceed, root, args, kwargs)
 
         def found(root: Any) -> None:
@@ -131,7 +132,7 @@ class CompiledModel(Technique):
             if joints.roots.stands_aside(root) or is_spread:
                 return
             for alike in repeated_blocks(root):
-                shared = _Compiled(patch, mode, root)
+                shared = _Compiled(patch, mode, root, updates)
                 for block in alike:
                     fill_slot(patch, block, shared)
 
@@ -144,16 +145,28 @@ class CompiledModel(Technique):
 
             patch.at(joints.weights_updated, lambda optimizer: gradients.keep_early())
         patch.at(joints.compile_called, lambda: patch.withdraw("the script compiles by itself"))
-        _watch_success(patch)
+        patch.at(joints.weights_updated, updates.count)
+        _watch_success(patch, updates)
         _watch_hooks(patch)
         _watch_gradients(patch)
+
+
+class _Updates:
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self) -> int:
+        return self.number
+
+    def count(self, optimizer: Any) -> None:
+        self.number += 1
 
 
 class _Compiled:
     """The calls of a root, or of blocks in it that are built alike: as they are at first, then compiled."""
 
-    def __init__(self, patch: Patch, mode: str, root: Any) -> None:
-        self._patch, self._mode, self._root = patch, mode, weakref.ref(root)
+    def __init__(self, patch: Patch, mode: str, root: Any, updates: _Updates) -> None:
+        self._patch, self._mode, self._root, self._updates = patch, mode, weakref.ref(root), updates
         self._call: Any = None
 
     def __call__(self, proceed: Any, module: Any, args: Any, kwargs: Any) -> Any:
@@ -173,7 +186,7 @@ class _Compiled:
             if why:
                 self._patch.withdraw(why)
                 return proceed(module, args, kwargs)
-            self._call = CompiledCall(self._mode)
+            self._call = CompiledCall(self._mode, self._updates)
         try:
             out = self._call(module, args, kwargs)
         except Exception as error:
@@ -197,20 +210,14 @@ class _Compiled:
             self._patch.withdraw(f"it is compiled again and again, into {graphs} graphs by now")
 
 
-def _watch_success(patch: Patch) -> None:
+def _watch_success(patch: Patch, updates: _Updates) -> None:
     """What finds nothing to compile, such as blocks in a network that has none, says so."""
-    updates = 0
-
-    def updated(optimizer: Any) -> None:
-        nonlocal updates
-        updates += 1
 
     def backward(proceed: Any, *args: Any, **kwargs: Any) -> Any:
-        if updates == _PATIENCE and not any(seen.has_graphs for seen in patch.joints.roots.found.values()):
-            patch.withdraw(f"there was nothing to compile in the first {updates} updates")  # not amid torch's hooks
+        if updates() == _PATIENCE and not any(seen.has_graphs for seen in patch.joints.roots.found.values()):
+            patch.withdraw(f"there was nothing to compile in the first {_PATIENCE} updates")  # not amid torch's hooks
         return proceed(*args, **kwargs)
 
-    patch.at(patch.joints.weights_updated, updated)
     patch.at(patch.joints.loss_known, backward, depth=-1)
 
 

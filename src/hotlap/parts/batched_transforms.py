@@ -30,13 +30,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotlap.parts.drawn_transforms import Drawing, Sketch, Stage
+from hotlap.parts.drawn_transforms import Drawing, Recipe, Recipes, Sketch, Stage
 from hotlap.parts.finishing import Floating, Normalising
 from hotlap.parts.known_transforms import FLOATS, LEVELS, PICTURE, Builder, NotKnown, flat, known
 from hotlap.parts.packed_images import Images
 from hotlap.parts.resampling import Framing, kernels
 
-Recipe = tuple[tuple[float, ...], ...]
 _PHOTO_LEVELS = 32.0  # a batch whose standard deviation is less than this is hardly a batch of photos: they have 60
 
 
@@ -73,13 +72,15 @@ class Pipeline:
             drawing.draw(sketch)
         return sketch.recipe()
 
-    def run(self, images: Sequence[Tensor] | Images, recipes: Sequence[Recipe], device: torch.device | str) -> Tensor:
+    def run(
+        self, images: Sequence[Tensor] | Images, recipes: Sequence[Recipe] | Recipes, device: torch.device | str
+    ) -> Tensor:
         """The batch. Images that lie in one buffer already may be given as `Images.in_buffer`."""
         device = torch.device(device)
+        drawn = recipes if isinstance(recipes, Recipes) else Recipes.of(recipes)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             held = images if isinstance(images, Images) else Images.packed(images, device)
-            for at, stage in enumerate(self.stages):
-                numbers = np.array([recipe[at] for recipe in recipes])
+            for at, (stage, numbers) in enumerate(zip(self.stages, drawn.stages, strict=True)):
                 if at == self._last and (made := self._at_once(stage, held, numbers)) is not None:
                     held = made
                     break

@@ -26,7 +26,8 @@ class CompiledCall:
     """`call(module, args, kwargs)` in place of `module(*args, **kwargs)`; one for each module, or for several that are
     built alike. The module is handed in, not held: it may go, and what was compiled for it goes with this object."""
 
-    def __init__(self, mode: str = PLAIN) -> None:
+    def __init__(self, mode: str = PLAIN, steps: Callable[[], int] = int) -> None:
+        """`steps`: how many there were, where some of them are replayed and never come here."""
         import torch
         from torch._dynamo.utils import counters
 
@@ -37,7 +38,7 @@ class CompiledCall:
         how = {"mode": mode, "dynamic": False} if self._has_graphs else {}
         self._run: Any = compile(own, **how)
         self._shapes: weakref.WeakKeyDictionary[Any, _Shapes] = weakref.WeakKeyDictionary()
-        self._counters = counters
+        self._counters, self._steps = counters, steps
         self.has_run = False
         self.graphs = 0  # made so far
         self.pieces = 0  # of them, those the first call fell into
@@ -46,7 +47,7 @@ class CompiledCall:
         shapes = self._shapes.get(module)
         if shapes is None:
             shapes = self._shapes[module] = _Shapes(self._has_graphs)
-        if not shapes.are_worth_compiling(_signature((args, kwargs))):
+        if not shapes.are_worth_compiling(_signature((args, kwargs)), self._steps()):
             return module._call_impl(*args, **kwargs)
         before = self._counters["stats"]["unique_graphs"]
         if self._has_graphs:
@@ -67,7 +68,7 @@ class _Shapes:
         self._other: Any = None  # the latest that was not the usual one
         self._calls = self._others = self._in_a_row = 0
 
-    def are_worth_compiling(self, signature: Any) -> bool:
+    def are_worth_compiling(self, signature: Any, steps: int) -> bool:
         """The usual ones are; others only where they are frequent and one variant serves them all, without graphs."""
         self._calls += 1
         if self._usual is None or signature == self._usual:
@@ -77,7 +78,7 @@ class _Shapes:
         self._in_a_row = self._in_a_row + 1 if signature == self._other else 1
         self._other = signature
         if not self._has_graphs:
-            return self._others > max(_FEW, _RARE * self._calls)
+            return self._others > max(_FEW, _RARE * max(self._calls, steps))
         if self._in_a_row < _MOVED_ON:
             return False
         self._usual = signature

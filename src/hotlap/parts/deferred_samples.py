@@ -70,7 +70,7 @@ class Deferring:
         states = generator_states()
         if TRUSTED in verdicts:
             batch = self._batch(self._undone(index))
-            if batch is not None and all(verdicts[site] == TRUSTED for one in undone_in(batch) for site in one.sites):
+            if batch is not None and all(verdicts[site] == TRUSTED for one in undone_in(batch) for site in one.recipes):
                 return Deferred(batch, index, states, [])
             put_back(states)
             if batch is None:

@@ -125,49 +125,65 @@ class DeviceBatches:
             trial.refuse()
 
     def _attended(self, loader: Any, trial: Trial) -> Any:
-        made = functools.partial(self._made, trial)
         if loader.num_workers:
             loader.check_worker_number_rationality()  # as torch does before it builds one
-            iterator: Any = _MultiProcessingDataLoaderIter(loader)
-            begun = functools.partial(self._begun, trial)
-            when_asked(
-                iterator,
-                functools.partial(_Attended, made=made, ahead=self._ahead, handed=self._handed, begun=begun),
-            )
+            iterator, pins = self._with_workers(loader)
+            made = functools.partial(self._made, trial, pins)
+            handed, begun = functools.partial(self._handed, pins), functools.partial(self._begun, trial)
+            is_begun = functools.partial(getattr, trial, "decodes")
+            how = {"made": made, "ahead": self._ahead, "handed": handed, "begun": begun, "is_begun": is_begun}
+            when_asked(iterator, functools.partial(_Attended, **how))
             return iterator
         iterator = _SingleProcessDataLoaderIter(loader)
+        made = functools.partial(self._made, trial, False)  # it pins by itself
         defer(iterator._dataset_fetcher, trial.verdicts)
         reference = weakref.ref(iterator)
 
         def next_data() -> Any:
             own: Any = reference()
-            return self._handed(own, made(type(own)._next_data(own)))
+            return self._handed(own._pin_memory, own, made(type(own)._next_data(own)))
 
         vars(iterator)["_next_data"] = next_data
         return iterator
+
+    def _with_workers(self, loader: Any) -> tuple[Any, bool]:
+        """A loader's own iterator; and whether its batches are to be pinned here. One thread less wants the interpreter
+        then: what is sent from here is pinned on the way."""
+        maker = self._maker()
+        pins = maker is not None and maker.device.type == "cuda" and bool(loader.pin_memory)
+        own = loader.pin_memory
+        loader.pin_memory = False if pins else own
+        try:
+            return _MultiProcessingDataLoaderIter(loader), pins
+        finally:
+            loader.pin_memory = own
 
     def _begun(self, trial: Trial, batch: Any) -> Any:
         """A batch whose files are being decoded. Where that fails it is tried again, by whoever can deal with it."""
         maker = self._maker()
         if maker is not None and isinstance(batch, Deferred) and not trial.is_refused:
             with no_fork, contextlib.suppress(Exception):
-                for one in undone_in(batch.batch):
+                undone = undone_in(batch.batch)
+                trial.decodes = any(one.lengths for one in undone)
+                for one in undone:
                     begin(one, maker.device)
         return batch
 
-    def _made(self, trial: Trial, batch: Any) -> Any:
+    def _made(self, trial: Trial, pins: bool, batch: Any) -> Any:
         """A batch on the device; or as it came, where it cannot be made, to be dealt with by `_handed`."""
         maker = self._maker()
-        if trial.is_refused or maker is None:
-            return batch
         if not isinstance(batch, Deferred):
             trial.missed += 1
-            if trial.missed == _MISSED:
+            if trial.missed == _MISSED and not trial.is_refused:
                 self._stop(trial, "its data set does more with its images than hand them out")
+            return pin_memory(batch) if pins else batch
+        if trial.is_refused or maker is None:
             return batch
         trial.missed = 0
         try:
             with no_fork:
+                if pins:
+                    batch.pin_memory()
                 return self._on_device(batch, trial, maker)
         except OSError:  # a file that Pillow cannot decode either: an error of the script's own, in this batch alone
             return batch
@@ -205,14 +221,14 @@ class DeviceBatches:
         self._unmoved += 1
         return Waiting(result, ready, self._moved)
 
-    def _handed(self, iterator: Any, batch: Any) -> Any:
+    def _handed(self, pins: bool, iterator: Any, batch: Any) -> Any:
         """In the thread that asked for it."""
         reason, self._reason = self._reason, ""
         if reason:
             self._given_up(reason)
         if isinstance(batch, Deferred):
             plain = batch.done_plainly(iterator._dataset)
-            return pin_memory(plain, iterator._pin_memory_device) if iterator._pin_memory else plain
+            return pin_memory(plain) if pins else plain
         if self._unmoved > _UNMOVED and not self._is_over:
             self.leave()
             self._given_up("the script does not move its batches to the device as they come")
@@ -272,10 +288,12 @@ class _Attended(Pass):
 
     def __init__(
         self, iterator: Any, made: Callable[[Any], Any], ahead: int, handed: Callable[[Any, Any], Any],
-        begun: Callable[[Any], Any],
+        begun: Callable[[Any], Any], is_begun: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self._made, self._depth, self._handed, self._begun = made, ahead, handed, begun
-        super().__init__(iterator, made, ahead, begun)
+        """`is_begun` says whether there is anything to begin with, for which a second thread is needed."""
+        self._made, self._handed = made, handed
+        self._how = {"made": made, "ahead": ahead, "handed": handed, "begun": begun, "is_begun": is_begun}
+        super().__init__(iterator, made, ahead, begun if is_begun() else None)
 
     def _next_data(self) -> Any:
         return self._handed(self._reference(), super()._next_data())
@@ -293,5 +311,4 @@ class _Attended(Pass):
         for name in ("_next_data", "_reset"):
             vars(iterator).pop(name, None)
         type(iterator)._reset(iterator, *args, **kwargs)
-        given = {"made": self._made, "ahead": self._depth, "handed": self._handed, "begun": self._begun}
-        when_asked(iterator, functools.partial(type(self), **given))
+        when_asked(iterator, functools.partial(type(self), **self._how))

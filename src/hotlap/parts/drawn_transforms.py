@@ -18,6 +18,8 @@ from hotlap.parts.colours import Jitter
 from hotlap.parts.packed_images import Images
 from hotlap.parts.warping import affine, rotation
 
+Recipe = tuple[tuple[float, ...], ...]  # what every stage does to one image
+
 
 class Stage(Protocol):
     levels: float  # largest mean difference to the script's own, of 255
@@ -46,7 +48,7 @@ class Sketch:
     def resized(self, frame: Frame) -> None:
         self.width, self.height = frame.width, frame.height
 
-    def recipe(self) -> tuple[tuple[float, ...], ...]:
+    def recipe(self) -> Recipe:
         self._upto(len(self.stages) - 1)
         return tuple(entry.numbers() if isinstance(entry, Frame) else entry for entry in self.entries)
 
@@ -57,6 +59,20 @@ class Sketch:
     def image(self) -> torch.Tensor:
         """As large as the image, without pixels: what the transforms ask for its size."""
         return torch.empty(3, self.height, self.width, device="meta")
+
+
+class Recipes:
+    """Of a whole batch, stage by stage, with a row of numbers for each image: nobody need look at them one by one."""
+
+    def __init__(self, stages: list[np.ndarray]) -> None:
+        self.stages = stages
+
+    @classmethod
+    def of(cls, each: Sequence[Recipe]) -> Recipes:
+        return cls([np.array(rows) for rows in zip(*each, strict=True)])
+
+    def first(self, number: int) -> Recipes:
+        return Recipes([rows[:number] for rows in self.stages])
 
 
 class Drawing:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from hotlap.parts.deferred_samples import ON_TRIAL, PROVEN, REFUSED, TRUSTED, Deferred
@@ -42,7 +43,8 @@ def finished(undone: UndoneBatch, pipelines: Sequence[Any], device: torch.device
         pixels = pinned(pixels).to(device, non_blocking=True)
     together = undone.together(pixels)
     if together is not None:
-        batch = pipelines[undone.sites[0]].run(together, undone.recipes, device)
+        ((site, recipes),) = undone.recipes.items()
+        batch = pipelines[site].run(together, recipes, device)
         return Finished(undone, lambda: undone.decoded(pixels), batch)
     ready, undone.ready = undone.ready, None
     if ready is not None and ready.images[0].device != device:  # the script has moved a batch elsewhere meanwhile
@@ -51,8 +53,8 @@ def finished(undone: UndoneBatch, pipelines: Sequence[Any], device: torch.device
         torch.cuda.current_stream(device).wait_event(ready.done)
     decoded = iter(undone.decoded(pixels))
     encoded = iter(ready.images if ready else decode_all(undone.encoded(), device) if undone.lengths else ())
-    images = [next(encoded) if shape is None else next(decoded) for shape in undone.shapes]
-    batch = _transformed(images, undone.sites, undone.recipes, pipelines, device)
+    images = [next(decoded) if is_there else next(encoded) for is_there in undone.shapes.any(1)]
+    batch = _transformed(undone, images, pipelines, device)
     if ready is not None:
         keep_for(torch.cuda.current_stream(device), ready.images)
     return Finished(undone, lambda: images, batch)
@@ -65,15 +67,15 @@ def begin(undone: UndoneBatch, device: torch.device) -> None:
 
 
 def _transformed(
-    images: Sequence[torch.Tensor], sites: Sequence[int], recipes: Sequence[Any], pipelines: Sequence[Any],
-    device: torch.device,
-) -> torch.Tensor:  # fmt: skip
-    """Each image by the transform of its own site, one batch for each of them."""
+    undone: UndoneBatch, images: Sequence[torch.Tensor], pipelines: Sequence[Any], device: torch.device
+) -> torch.Tensor:
+    """The first images of a batch, each by the transform of its own site, one batch for each of them."""
     parts, places = [], []
-    for site in sorted(set(sites)):
-        mine = [place for place, one in enumerate(sites) if one == site]
-        parts.append(pipelines[site].run([images[place] for place in mine], [recipes[place] for place in mine], device))
-        places += mine
+    for site, recipes in undone.recipes.items():
+        mine = np.flatnonzero(undone.sites[: len(images)] == site).tolist()
+        if mine:
+            parts.append(pipelines[site].run([images[place] for place in mine], recipes.first(len(mine)), device))
+            places += mine
     if len(parts) == 1:
         whole: torch.Tensor = parts[0]
         return whole
@@ -90,6 +92,7 @@ class Trial:
         self._seen = self.verdicts.numpy()  # the same memory, without torch's detours
         self._proven: Counter[int] = Counter()
         self.missed = 0  # batches in a row that could not be deferred
+        self.decodes = True  # whether files are among what it is given, as far as anybody knows
 
     @property
     def is_refused(self) -> bool:
@@ -102,17 +105,17 @@ class Trial:
         """What the script's own way made of some samples, on the stream that made the others."""
         if not batch.is_like or any(len(images) != len(made) for images in batch.own):
             self._judge.add(math.inf)
-        elif batch.own and any(self.verdicts[site] == ON_TRIAL for one in made for site in set(one.undone.sites)):
+        elif batch.own and any(self._seen[site] == ON_TRIAL for one in made for site in one.undone.recipes):
             shares = [self._of(one, [images[at] for images in batch.own]) for at, one in enumerate(made)]
             for share in zip(*shares, strict=True):
                 self._judge.add(max(share))  # of the images in one sample
-            self._proven.update(site for one in made for site in one.undone.sites[: len(batch.own)])
+            self._proven.update(site for one in made for site in one.undone.sites[: len(batch.own)].tolist())
         if self._judge.failed:
             self.refuse()
             return
         for site, count in self._proven.items():
-            if count >= PROVEN and self.verdicts[site] == ON_TRIAL:
-                self.verdicts[site] = TRUSTED
+            if count >= PROVEN and self._seen[site] == ON_TRIAL:
+                self._seen[site] = TRUSTED
 
     def _of(self, one: Finished, owns: Sequence[Any]) -> list[float]:
         """How far each image is from the script's own, of what is allowed. Transforms are held to their own tolerance,
@@ -121,11 +124,10 @@ class Trial:
         files = [one.undone.file(place) for place in range(len(owns))]
         images = one.images()
         pixels = [own if file is None else by_pillow(file) for own, file in zip(images, files, strict=False)]
-        sites, recipes = one.undone.sites[: len(owns)], one.undone.recipes[: len(owns)]
-        exact = _transformed([image.to(device) for image in pixels], sites, recipes, self.pipelines, device)
+        exact = _transformed(one.undone, [image.to(device) for image in pixels], self.pipelines, device)
         shares = []
         for place, own in enumerate(owns):
-            tolerance = spread * max(float(self.pipelines[sites[place]].tolerance), 1e-6)
+            tolerance = spread * max(float(self.pipelines[one.undone.sites[place]].tolerance), 1e-6)
             whole = _distance(one.batch[place], own) / (tolerance + spread * _COLOURS / _SPREAD)
             apart = _apart(images[place], pixels[place]) if files[place] is not None else [0.0]
             shares.append(max(_distance(exact[place], own) / tolerance, whole, *apart))

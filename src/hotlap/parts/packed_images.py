@@ -14,12 +14,16 @@ from torch import Tensor
 
 MOST_ELEMENTS = 1 << 26  # of one intermediate tensor: 256 MiB of float32
 SPARE = 8  # rows are read up to a multiple of this
+_TAKEN_DOWN = 1 << 16  # bytes: as CUDA's manual says of copies from memory that is not pinned
 
 
 def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """On the device, without making the host wait for it."""
+    """On the device, without making the host wait for it. CUDA takes down a few numbers at once, wherever they lie;
+    pinned memory costs calls in which other threads may take the interpreter away."""
     tensor = torch.from_numpy(np.ascontiguousarray(numbers))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type == "cuda" and tensor.nbytes >= _TAKEN_DOWN:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 @dataclass
@@ -47,7 +51,7 @@ class Images:
         return cls.in_buffer(flat.to(device, non_blocking=True), sizes, images[0].shape[0])
 
     @classmethod
-    def in_buffer(cls, flat: Tensor, sizes: Sequence[tuple[int, int]], channels: int) -> Images:
+    def in_buffer(cls, flat: Tensor, sizes: Sequence[tuple[int, int]] | np.ndarray, channels: int) -> Images:
         """Images that lie one after another in `flat`: CHW, as (height, width) of `sizes` says."""
         heights, widths = np.array(sizes, dtype=np.int64).T
         ends = np.cumsum(channels * heights * widths)

@@ -75,7 +75,7 @@ class Framing:
             parts = [(np.arange(len(images)), parts[0][1])]  # as they came
         order = np.concatenate([part for part, _ in parts])
         starts = images.starts + rows.begin * images.strides + columns.begin
-        addresses = sent(np.stack([starts, images.planes, images.strides])[:, order], images.device)
+        addresses = np.stack([starts, images.planes, images.strides])[:, order]
         several = work(self, images, rows.taken(order), columns.taken(order), addresses, table)
         if len(parts) == 1:
             pixels = several.made(slice(None), parts[0][1])
@@ -104,20 +104,19 @@ class _Work:
     """What a framing does to the images, in their new order, some at a time."""
 
     def __init__(
-        self, framing: Framing, images: Images, rows: Axis, columns: Axis, addresses: Tensor, table: Tensor | None
+        self, framing: Framing, images: Images, rows: Axis, columns: Axis, addresses: np.ndarray, table: Tensor | None
     ) -> None:
-        self.framing, self.images, self.rows, self.columns = framing, images, rows, columns
-        self.addresses, self.table = addresses, table
+        self.framing, self.images, self.rows, self.columns, self.table = framing, images, rows, columns, table
         self.device = images.device
-        self.prepare()
+        self.prepare(addresses)
 
     @staticmethod
     def elements(rows: Axis, columns: Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
         """Two numbers an image, whose product bounds what is made of it on the way."""
         return np.maximum(rows.count, rows.longest), channels * np.maximum(columns.count, columns.longest)
 
-    def prepare(self) -> None:
-        raise NotImplementedError
+    def prepare(self, addresses: np.ndarray) -> None:
+        self.addresses = sent(addresses, self.device)
 
     def made(self, here: slice, rows_first: bool) -> Tensor:
         raise NotImplementedError
@@ -134,7 +133,8 @@ class _Work:
 
 
 class _Picking(_Work):
-    def prepare(self) -> None:
+    def prepare(self, addresses: np.ndarray) -> None:
+        super().prepare(addresses)
         border = self.framing.border or "constant"
         found = []
         for axis in (self.rows, self.columns):
@@ -158,8 +158,13 @@ class _Picking(_Work):
 class _Fetching(_Work):
     """By a kernel."""
 
-    def prepare(self) -> None:
-        self.views = sent(np.stack([axis.numbers[:, :5] for axis in (self.rows, self.columns)]), self.device)
+    def prepare(self, addresses: np.ndarray) -> None:
+        views = np.stack([axis.numbers[:, :5] for axis in (self.rows, self.columns)])
+        both = sent(np.concatenate([addresses.ravel(), views.ravel()]), self.device)  # one copy
+        self.addresses, self.views = (
+            both[: addresses.size].view(addresses.shape),
+            both[addresses.size :].view(views.shape),
+        )
         self.fill = _levels(self.framing.fill, self.images.channels, self.device)
 
     def made(self, here: slice, rows_first: bool) -> Tensor:
@@ -174,7 +179,8 @@ class _Fetching(_Work):
 class _Weighing(_Work):
     """A resize, from the weights of both axes."""
 
-    def prepare(self) -> None:
+    def prepare(self, addresses: np.ndarray) -> None:
+        super().prepare(addresses)
         framing = self.framing
         both = np.concatenate([self.rows.numbers, self.columns.numbers])  # one launch for two axes
         place, weight = taps(both, self.device, str(framing.filter), framing.is_whole)
@@ -195,8 +201,8 @@ class _Looking(_Weighing):
         high, wide = _Weighing.elements(rows, columns, channels)
         return high, -(-wide // 4)
 
-    def prepare(self) -> None:
-        super().prepare()
+    def prepare(self, addresses: np.ndarray) -> None:
+        super().prepare(addresses)
         axes = np.stack([taps_each(axis.numbers, str(self.framing.filter)) for axis in (self.rows, self.columns)])
         self.taken = sent(axes, self.device)
 

@@ -9,15 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from hotlap.parts.device_jpeg import Decoded, pixels_of
+from hotlap.parts.drawn_transforms import Recipes
 from hotlap.parts.packed_images import SPARE, Images
 from hotlap.parts.transform_sites import Site
 
 _MODES = ("RGB", "L")
+_FILE = (0, 0, 0)  # in place of a shape
 
 
 class Unsuitable(Exception):
@@ -32,22 +35,26 @@ class Undone:
 
 
 class UndoneBatch:
-    """In a batch where the images would be: what they are made from, in as few tensors as possible. `ready` may hold
-    its files, decoded ahead."""
+    """In a batch where the images would be: what they are made from, in as few tensors and arrays as possible, so that
+    who takes it from a worker has as much to do with one image as with a thousand. `recipes` by site, in the order of
+    its images. `ready` may hold its files, decoded ahead."""
 
     ready: Decoded | None = None
 
     def __init__(self, undone: Sequence[Undone]) -> None:
         if not all(type(one) is Undone for one in undone):
             raise Unsuitable("some samples of a batch were transformed, some were not")
-        self.sites, self.recipes = [one.site for one in undone], [one.recipe for one in undone]
-        self.shapes = [None if isinstance(one.image, bytes) else tuple(one.image.shape) for one in undone]
+        sites = [one.site for one in undone]
+        self.sites = np.array(sites)
+        self.recipes = {
+            site: Recipes.of([one.recipe for one in undone if one.site == site]) for site in sorted(set(sites))
+        }
+        self.shapes = np.array([_FILE if isinstance(one.image, bytes) else one.image.shape for one in undone])
         files = [one.image for one in undone if isinstance(one.image, bytes)]
         pixels = [one.image.reshape(-1) for one in undone if not isinstance(one.image, bytes)]
         self.lengths = [len(file) for file in files]
         self.files = torch.frombuffer(bytearray().join(files) or bytearray(1), dtype=torch.uint8)
-        widths = [shape[-1] for shape in self.shapes if shape is not None]
-        spare = torch.zeros(max(widths) + SPARE if widths else 0, dtype=torch.uint8, device="cpu")
+        spare = torch.zeros(self.shapes[:, 2].max() + SPARE if pixels else 0, dtype=torch.uint8, device="cpu")
         self.pixels = torch.cat([*pixels, spare])
 
     def __len__(self) -> int:
@@ -58,12 +65,12 @@ class UndoneBatch:
 
     def file(self, place: int) -> torch.Tensor | None:
         """The file of one of them, where it has one."""
-        number = sum(shape is None for shape in self.shapes[:place])
-        return self.encoded()[number] if self.shapes[place] is None else None
+        is_file = ~self.shapes.any(1)
+        return self.encoded()[is_file[:place].sum()] if is_file[place] else None
 
     def decoded(self, pixels: torch.Tensor) -> list[torch.Tensor]:
         """Images out of `pixels`, which may be a copy elsewhere. Those of one shape come out of one tensor."""
-        shapes = [shape for shape in self.shapes if shape is not None]
+        shapes = [tuple(shape) for shape in self.shapes.tolist() if any(shape)]
         sizes = [math.prod(shape) for shape in shapes]
         if len(set(shapes)) == 1:
             return list(pixels[: sum(sizes)].view(-1, *shapes[0]).unbind(0))
@@ -72,13 +79,10 @@ class UndoneBatch:
 
     def together(self, pixels: torch.Tensor) -> Images | None:
         """All of them where they lie, if none is a file, one transform is for all, and all have as many channels."""
-        if self.lengths or len(set(self.sites)) > 1:
+        channels = int(self.shapes[0, 0])
+        if self.lengths or len(self.recipes) > 1 or channels not in (1, 3) or (self.shapes[:, 0] != channels).any():
             return None
-        shapes = [shape for shape in self.shapes if shape is not None]
-        channels = {shape[0] for shape in shapes}
-        if len(channels) > 1 or not channels <= {1, 3}:
-            return None
-        return Images.in_buffer(pixels, [shape[1:] for shape in shapes], *channels)
+        return Images.in_buffer(pixels, self.shapes[:, 1:], channels)
 
 
 class _Later:
