@@ -65,8 +65,7 @@ class Attempts:
             self._pushed_out += [(enemy, choice) for choice in choices if clash(enemy, [choice])]
         self.found.plan[:] = plan
         self.found.level, self.found.after = timing.level, timing.run
-        if not any(choice.technique.start_up_seconds for choice in self.found.plan):  # what it made is there by now
-            self._purse.plan_seconds = timing.seconds
+        self._purse.learn(self.found.plan, timing)
 
     def replace(self, choice: Choice, rest: list[Choice]) -> None:
         """Another setting of a technique that is in the plan, taken in where it is faster still."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from hotlap.measure.bench import Bench
 from hotlap.measure.proof import PARITY_TRIALS
 from hotlap.measure.stats import LOOKS
+from hotlap.measure.timed import Timed
 from hotlap.technique import Choice
 
 CONFIRM_SHARE = 0.35  # of the budget, kept back for proof
@@ -19,6 +20,11 @@ class Purse:
         self.plan_seconds = 0.0  # and one of the plan so far
         self.reserved = 0.0  # of what is left for trials
         self.for_epochs: Callable[[], float] = float  # the same for whole epochs with the plan so far
+
+    def learn(self, plan: Sequence[Choice], timing: Timed) -> None:
+        """A plan was taken in. What one that compiles has made is there by now, so its trial tells nothing."""
+        if not any(choice.technique.start_up_seconds for choice in plan):
+            self.plan_seconds = timing.seconds_again
 
     def has_room_for(self, plan: Sequence[Choice], trials: int = 1, start_up_seconds: float = 0.0) -> bool:
         return self.has_room(trials, start_up_seconds) or self._bench.knows(plan)

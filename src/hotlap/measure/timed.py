@@ -11,6 +11,9 @@ from hotlap.measure.pace import pace
 from hotlap.measure.trial import Trial
 from hotlap.observe.run import Run
 
+_FIRST_STEPS = 8
+_ONCE = 0.75  # of what they take beyond others
+
 
 @dataclass(frozen=True)
 class Timed:
@@ -21,6 +24,13 @@ class Timed:
     ending: str
     seconds: float
     settled: bool
+
+    @property
+    def seconds_again(self) -> float:
+        """What another process with the same plan is likely to take: most of what makes the first steps slow is
+        compiled or loaded by the driver, once and for all of them."""
+        late = sum(max(0.0, seconds - self.level) for seconds in self.run.step_seconds[:_FIRST_STEPS])
+        return self.seconds - _ONCE * late
 
 
 @dataclass(frozen=True)
