@@ -168,7 +168,7 @@ def experts_row(path: Path) -> tuple[str, ...]:
             f"[{record['name']}](experts/{path.name})",
             machine(facts["hardware"]),
             *(_mean(record, variant) for variant in ("script", "hotlap run", "expert")),
-            _ratio(ratios["script", "hotlap run"]),
+            _ratio(ratios["script", "hotlap run"]) if ("script", "hotlap run") in ratios else "-",  # it may be left out
             _ratio(ratios["expert", "hotlap run"]),
             ", ".join(f"{of} {_ratio(one)}" for (of, _), one in ratios.items() if of in TRAINERS) or "-",
             str(record["rounds"]),
@@ -243,7 +243,8 @@ def _worth(arm: dict[str, Any] | None, what: str) -> str:
 
 
 def _mean(record: dict[str, Any], variant: str) -> str:
-    return figures.seconds(statistics.fmean(lap["mean"] for lap in record["laps"] if lap["variant"] == variant))
+    found = [lap["mean"] for lap in record["laps"] if lap["variant"] == variant]
+    return figures.seconds(statistics.fmean(found)) if found else "-"
 
 
 def _ratio(one: dict[str, Any], unbounded: str = "one round") -> str:

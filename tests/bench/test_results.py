@@ -154,6 +154,13 @@ def test_what_was_run_against_experts_is_a_table_beside_its_records(root: Path, 
     assert cells[0] == "[mnist](experts/mnist-h200.json)" and cells[2:5] == ["7.50 ms", "1.50 ms", "1.60 ms"]
     assert cells[5:7] == ["4.5x (4.2 to 4.8)", "1.02x (0.97 to 1.07)"]
     assert cells[7:] == ["lightning 3.0x (2.9 to 3.1)", "2", "2026-11-15"]
+    without = {
+        "comparisons": [one for one in record["comparisons"] if one["of"] != "script"],
+        "laps": [lap for lap in record["laps"] if lap["variant"] != "script"],
+    }
+    path.write_text(json.dumps({**record, **without}))
+    assert results.main(root) == 0
+    assert table(page, "experts")[0][2:7] == ["-", "1.50 ms", "1.60 ms", "-", "1.02x (0.97 to 1.07)"]
     path.write_text(json.dumps({**record, "comparisons": []}))
     assert results.main(root) == 2 and "mnist-h200.json is no record" in capsys.readouterr().err
 
