@@ -17,6 +17,8 @@ from waiting import comes_true
 from hotlap.parts import batched_transforms, device_batches, finished_images
 from hotlap.parts.device_batches import InMainMemory
 from hotlap.parts.device_jpeg import Decoded
+from hotlap.parts.drawing_ahead import Relay
+from hotlap.parts.early_batches import Pass
 from hotlap.parts.undone_images import UndoneBatch
 from hotlap.parts.waiting_tensor import Waiting
 
@@ -166,6 +168,25 @@ def test_what_was_decoded_ahead_for_another_device_is_decoded_anew(folder, plain
     monkeypatch.setattr(device_batches, "begin", begin)
     assert drawn(Photos(folder), num_workers=2) == expected
     assert taken.finished == 18 and taken.reasons == []
+
+
+@pytest.mark.parametrize(("kinds", "threads"), [(("png",), [2, 1, 1]), (("png", "jpg"), [2, 2, 2])], ids=str)
+@pytest.mark.parametrize("are_lasting", [False, True])
+def test_where_there_are_no_files_one_thread_does_it_all(
+    folder, plainly, taken: Taken, monkeypatch, kinds, threads, are_lasting: bool
+) -> None:
+    """From the second epoch on: until then nobody knows."""
+    way = {"num_workers": 2, "persistent_workers": are_lasting}
+    expected = plainly(Photos(folder, kinds=kinds), **way)
+    begun, begin = [], Pass.__init__
+
+    def counted(*args: object, **kwargs: object) -> None:
+        begin(*args, **kwargs)
+        begun.append(2 if isinstance(args[0]._drawing, Relay) else 1)
+
+    monkeypatch.setattr(Pass, "__init__", counted)
+    assert drawn(Photos(folder, kinds=kinds), **way) == expected
+    assert begun == threads and taken.reasons == []
 
 
 def decoding(change):

@@ -130,9 +130,9 @@ class DeviceBatches:
             iterator, pins = self._with_workers(loader)
             made = functools.partial(self._made, trial, pins)
             handed, begun = functools.partial(self._handed, pins), functools.partial(self._begun, trial)
-            is_begun = functools.partial(getattr, trial, "decodes")
-            how = {"made": made, "ahead": self._ahead, "handed": handed, "begun": begun, "is_begun": is_begun}
-            when_asked(iterator, functools.partial(_Attended, **how))
+            when_asked(
+                iterator, functools.partial(_Attended, trial, made=made, ahead=self._ahead, handed=handed, begun=begun)
+            )
             return iterator
         iterator = _SingleProcessDataLoaderIter(loader)
         made = functools.partial(self._made, trial, False)  # it pins by itself
@@ -152,11 +152,11 @@ class DeviceBatches:
         maker = self._maker()
         pins = maker is not None and maker.device.type == "cuda" and bool(loader.pin_memory)
         own = loader.pin_memory
-        loader.pin_memory = False if pins else own
+        vars(loader)["pin_memory"] = own and not pins
         try:
             return _MultiProcessingDataLoaderIter(loader), pins
         finally:
-            loader.pin_memory = own
+            vars(loader)["pin_memory"] = own
 
     def _begun(self, trial: Trial, batch: Any) -> Any:
         """A batch whose files are being decoded. Where that fails it is tried again, by whoever can deal with it."""
@@ -164,7 +164,7 @@ class DeviceBatches:
         if maker is not None and isinstance(batch, Deferred) and not trial.is_refused:
             with no_fork, contextlib.suppress(Exception):
                 undone = undone_in(batch.batch)
-                trial.decodes = any(one.lengths for one in undone)
+                trial.has_files = bool(trial.has_files) or any(one.lengths for one in undone)
                 for one in undone:
                     begin(one, maker.device)
         return batch
@@ -287,13 +287,13 @@ class _Attended(Pass):
     or because it is over, what still comes is finished in line."""
 
     def __init__(
-        self, iterator: Any, made: Callable[[Any], Any], ahead: int, handed: Callable[[Any, Any], Any],
-        begun: Callable[[Any], Any], is_begun: Callable[[], bool],
+        self, trial: Trial, iterator: Any, made: Callable[[Any], Any], ahead: int, handed: Callable[[Any, Any], Any],
+        begun: Callable[[Any], Any],
     ) -> None:  # fmt: skip
-        """`is_begun` says whether there is anything to begin with, for which a second thread is needed."""
+        """Where there are no files, nothing can be begun, and one thread does it all."""
         self._made, self._handed = made, handed
-        self._how = {"made": made, "ahead": ahead, "handed": handed, "begun": begun, "is_begun": is_begun}
-        super().__init__(iterator, made, ahead, begun if is_begun() else None)
+        self._next = functools.partial(type(self), trial, made=made, ahead=ahead, handed=handed, begun=begun)
+        super().__init__(iterator, made, ahead, None if trial.has_files is False else begun)
 
     def _next_data(self) -> Any:
         return self._handed(self._reference(), super()._next_data())
@@ -311,4 +311,4 @@ class _Attended(Pass):
         for name in ("_next_data", "_reset"):
             vars(iterator).pop(name, None)
         type(iterator)._reset(iterator, *args, **kwargs)
-        when_asked(iterator, functools.partial(type(self), **self._how))
+        when_asked(iterator, self._next)

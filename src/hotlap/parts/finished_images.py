@@ -92,7 +92,7 @@ class Trial:
         self._seen = self.verdicts.numpy()  # the same memory, without torch's detours
         self._proven: Counter[int] = Counter()
         self.missed = 0  # batches in a row that could not be deferred
-        self.decodes = True  # whether files are among what it is given, as far as anybody knows
+        self.has_files: bool | None = None  # among what was deferred so far; None before the first batch
 
     @property
     def is_refused(self) -> bool:
