@@ -25,6 +25,13 @@ WRITES = {
     "r+": "f = open('old.txt', 'r+b'); f.write(b'AS'); f.close(); assert open('old.txt').read() == 'AS it was'",
     "through a link": "open('link.txt', 'a').write('+'); assert open('old.txt').read() == 'as it was+'",
     "os.open": "os.write(os.open('old.txt', os.O_WRONLY), b'!!'); assert open('old.txt').read() == '!! it was'",
+    "entries": """
+        open('new.txt', 'w').close()
+        with os.scandir('.') as found:
+            entries = {entry.name: entry for entry in found}
+        names = [name for name in dir(os.DirEntry) if name[0] != '_' and callable(getattr(os.DirEntry, name))]
+        assert len(names) >= 5 and all(getattr(entries['new.txt'], name)() is not None for name in names)
+    """,
     "os.open dir_fd": "d = os.open('.', os.O_RDONLY); os.open('n', os.O_CREAT, dir_fd=d); assert exists('n')",
     "exclusive": """
         open('n', 'x').write('1')

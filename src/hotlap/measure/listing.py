@@ -25,6 +25,10 @@ class ScannedEntry:
     def is_symlink(self) -> bool:
         return os.path.islink(self.path)
 
+    def is_junction(self) -> bool:
+        """Asked by `shutil.rmtree` since Python 3.12; only Windows has any."""
+        return False
+
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
 
