@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     each other. Some virtual machines announce matrix units that their host does not let them use: every 16-bit product
     then dies of an illegal instruction, in plain python too. There, and only there, torch is told not to try."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    multiprocessing.set_forkserver_preload(["torch"])  # else every process that comes from there loads it anew
     planted = str(ROOT / "tests" / "measure")  # tests and trial processes import planted techniques by name
     sys.path.insert(0, planted)
     os.environ["PYTHONPATH"] = os.pathsep.join([planted, *filter(None, [os.environ.get("PYTHONPATH")])])

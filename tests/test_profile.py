@@ -282,7 +282,7 @@ def test_ctrl_c_leaves_the_report_of_the_steps_so_far(tmp_path: Path) -> None:
     assert found["steps"] >= 24 and "KeyboardInterrupt" in found["ending"] and "a step" in out
 
 
-def test_the_training_is_bit_equal_under_a_profile(tmp_path: Path, profile) -> None:
+def test_the_training_is_bit_equal_under_a_profile(tmp_path: Path, profile, warm: Warm) -> None:
     """With its closer look in the midst of it, dropout and all."""
     script = """
     torch.manual_seed(3)
@@ -299,22 +299,22 @@ def test_the_training_is_bit_equal_under_a_profile(tmp_path: Path, profile) -> N
 
     profile(script.replace("sys.argv[1]", "'watched.pt'"), "--steps", "0")
     (tmp_path / "plain.py").write_text((tmp_path / "train.py").read_text().replace("watched.pt", "plain.pt"))
-    subprocess.run([sys.executable, "plain.py"], cwd=tmp_path, check=True)
+    assert warm.run_script(tmp_path / "plain.py", cwd=tmp_path).returncode == 0
     one, other = (torch.load(tmp_path / name, weights_only=False) for name in ("watched.pt", "plain.pt"))
     assert str(one) == str(other)
     assert all(torch.equal(one[0][name], other[0][name]) for name in other[0])
     assert torch.equal(one[2], other[2])
 
 
-def test_trace_and_comparison(tmp_path: Path, profile) -> None:
+def test_trace_and_comparison(tmp_path: Path, profile, warm: Warm) -> None:
     profile(TRAINS_ON.format(epochs=3, after=""), "--trace", "t.json", "--warmup", "2")
     (tmp_path / "p.json").rename(tmp_path / "before.json")
     spans = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert sum(span["name"] == "backward" for span in spans) == 24
     found = profile(TRAINS_ON.format(epochs=3, after=""), "--compare", "before.json")
     assert "forward" in found["stdout"] and "before" in found["stdout"]
-    missing = start(tmp_path, TRAINS_ON.format(epochs=3, after=""), "--compare", "nowhere.json")
-    assert "nowhere.json" in missing.communicate()[1] and missing.returncode == 2
+    missing = warm.run(*COMMAND, "--compare", "nowhere.json", "train.py", cwd=tmp_path)
+    assert "nowhere.json" in missing.stderr and missing.returncode == 2
 
 
 def test_children_that_train_are_left_alone(profile) -> None:

@@ -66,7 +66,6 @@ def records(project: Path) -> list[dict]:
     return [json.loads(path.read_text()) for path in (project / "results").glob("tiny-*.json")]
 
 
-@pytest.mark.alone
 def test_figures_come_from_one_clock(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(project, "--", "scaled") == 0
     assert (project / "order.txt").read_text().split() == ["script", "hotlap", "expert"]
@@ -83,7 +82,6 @@ def test_figures_come_from_one_clock(project: Path, capsys: pytest.CaptureFixtur
     assert "script / hotlap run, whole window: " in last and "expert / hotlap run, training steps only: " in last
 
 
-@pytest.mark.alone
 def test_one_that_dies_is_shown_with_its_last_lines(project: Path) -> None:
     (project / "expert.py").write_text("print('so far, so good')\nraise ValueError('no such lane')")
     expert = bench.Variant("expert", [sys.executable, "expert.py"], project)
@@ -217,9 +215,9 @@ def test_without_a_plan_nothing_is_run(project: Path, capsys: pytest.CaptureFixt
     assert not (project / "order.txt").exists() and not (project / "hotlap.toml").exists()
 
 
-@pytest.mark.alone
-def test_nobody_is_left(project: Path) -> None:
+def test_nobody_is_left(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a child in a session of its own, nor one that will not leave when it is told to."""
+    monkeypatch.setattr(terminal, "GRACE_SECONDS", 0.2)  # nothing will come of waiting
     code = """
         import os, subprocess, sys, time
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -237,7 +235,6 @@ def test_nobody_is_left(project: Path) -> None:
     assert not psutil.pid_exists(int(ending.lines[0])) or psutil.Process(int(ending.lines[0])).status() == "zombie"
 
 
-@pytest.mark.alone
 def test_the_next_sitecustomize_still_runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "other").mkdir()
     (project / "other" / "sitecustomize.py").write_text("import os; open('ran', 'w').close()")
@@ -286,7 +283,6 @@ def test_the_expert_takes_the_network_the_script_names(tmp_path: Path) -> None:
     assert cifar.named_network(tmp_path) == "SimpleDLA"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("spelled", "named"), [("from resnet import *", "ResNet18"), ("from .dla import *", "SimpleDLA")]
 )

@@ -82,7 +82,7 @@ def test_only_the_folder_of_one_that_was_killed_outright_may_wait(place: killed.
     code = 'mkdir "$TMPDIR/hotlap-trials-$$-x"; exec sleep 600'  # a shell starts in no time
     for way, is_left in (("SIGTERM", True), ("SIGKILL", False)):
         place.outright.clear()
-        ending, traces = killed.Tuning(killed.kinds()[0], way, ["sh", "-c", code]).run(place, 3.0)
+        ending, traces = killed.Tuning(killed.kinds()[0], way, ["sh", "-c", code]).run(place, 1.5)
         assert ending.startswith(way)
         for path in place.temp.iterdir():
             path.rmdir()

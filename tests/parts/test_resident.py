@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 import secrets
 import time
@@ -114,6 +115,21 @@ def test_an_epoch_left_early(request: pytest.FixtureRequest) -> None:
     expected = [epochs(6, stop=3, shuffle=True, **options)[:-1] for options in kinds]
     request.getfixturevalue("kept")
     assert [epochs(6, stop=3, shuffle=True, **options)[:-1] for options in kinds] == expected
+
+
+def test_what_the_collector_does_not_show_is_known_by_name() -> None:
+    """A draw that leaves no trace in the sample, and a script that has frozen what the collector looks at."""
+
+    class Idle(Squares):
+        def __getitem__(self, index: int):
+            random.random()
+            return super().__getitem__(index)
+
+    gc.freeze()
+    try:
+        assert why_impure(Idle(), [0, 5, 36]) == "a sample draws random numbers"
+    finally:
+        gc.unfreeze()
 
 
 def test_batches_are_the_callers_own(kept) -> None:

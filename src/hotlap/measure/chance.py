@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 import math
-import operator
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 _SWAPS = 1000  # the first of which swaps nothing
 _AT_ONCE = 8  # pairs whose sums are made for all their swaps beforehand
@@ -20,25 +20,25 @@ _AT_ONCE = 8  # pairs whose sums are made for all their swaps beforehand
 
 def spread(ours: Sequence[float], theirs: Sequence[float], rate: float) -> tuple[float, float]:
     """Log of how much wider theirs are spread, and how far from 0 chance takes that, but for this rate."""
+    import numpy
+
     middle = statistics.fmean([*ours, *theirs])
     ours, theirs = [x - middle for x in ours], [x - middle for x in theirs]
     squares = math.fsum(x * x for x in [*ours, *theirs])
     least, count = 1e-14 * squares or 1e-300, 2 * len(ours)  # less is rounding
     shifts = _swapped([b - a for a, b in zip(ours, theirs, strict=True)])
     growths = _swapped([b * b - a * a for a, b in zip(ours, theirs, strict=True)])
-
-    def log_ratio(growth: float, shift: float) -> float:
-        """From the sums of what theirs have more than ours, squared and plain."""
-        mean_part = shift * shift / count
-        return 0.5 * math.log(max(squares + growth - mean_part, least) / max(squares - growth - mean_part, least))
-
-    figures = list(map(log_ratio, growths, shifts))
+    with numpy.errstate(all="ignore"):  # losses without bounds are for whoever looks at the figure
+        mean_parts = shifts * shifts / count
+        wider, narrower = squares + growths - mean_parts, squares - growths - mean_parts
+        ratios = numpy.maximum(wider, least) / numpy.maximum(narrower, least)
+    figures = [0.5 * math.log(ratio) for ratio in ratios.tolist()]  # numpy's differs in the last bit now and then
     return figures[0], _reach(figures, rate)
 
 
 def mean(ours: Sequence[float], theirs: Sequence[float], rate: float) -> tuple[float, float]:
     """By how much theirs are larger, and how far from 0 chance takes that, but for this rate."""
-    shifts = _swapped([b - a for a, b in zip(ours, theirs, strict=True)])
+    shifts: list[float] = _swapped([b - a for a, b in zip(ours, theirs, strict=True)]).tolist()
     return shifts[0] / len(ours), _reach(shifts, rate) / len(ours)
 
 
@@ -48,20 +48,24 @@ def _reach(figures: list[float], rate: float) -> float:
     return heapq.nlargest(beyond + 1, map(abs, figures))[-1]
 
 
-def _swapped(differences: Sequence[float]) -> list[float]:
+def _swapped(differences: Sequence[float]) -> Any:
     """The sum of the differences after each of the swaps, which turn signs."""
-    totals = [0.0] * _SWAPS
-    for start in range(0, len(differences), _AT_ONCE):
-        sums = [0.0]
-        for difference in differences[start : start + _AT_ONCE]:
-            sums = [one + difference for one in sums] + [one - difference for one in sums]
-        totals = list(map(operator.add, totals, _places(start, len(sums) - 1)(sums)))
+    import numpy
+
+    totals = numpy.zeros(_SWAPS)
+    with numpy.errstate(all="ignore"):
+        for start in range(0, len(differences), _AT_ONCE):
+            sums = numpy.zeros(1)
+            for difference in differences[start : start + _AT_ONCE]:
+                sums = numpy.concatenate((sums + difference, sums - difference))
+            totals += sums[_places(start, len(sums) - 1)]
     return totals
 
 
 @cache
-def _places(start: int, last: int) -> Callable[[list[float]], tuple[float, ...]]:
-    """Takes that of their sums which so many pairs have in each swap. Always the same: no judgement depends on luck of
-    its own."""
+def _places(start: int, last: int) -> Any:
+    """Which of their sums so many pairs have in each swap. Always the same: no judgement depends on luck of its own."""
+    import numpy
+
     dice = random.Random(start)
-    return operator.itemgetter(0, *(dice.randrange(2**_AT_ONCE) & last for _ in range(_SWAPS - 1)))
+    return numpy.array([0, *(dice.randrange(2**_AT_ONCE) & last for _ in range(_SWAPS - 1))])

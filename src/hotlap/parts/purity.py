@@ -51,9 +51,11 @@ def why_impure(dataset: Any, indices: Sequence[int], state: Callable[[Any], int]
     """The reason why samples may not be kept, or None. Reads some of them three times, in a forked process: a data set
     that hangs or dies must not take the training with it. One that reads on the same `state` gives the same number."""
 
+    generators = _generators()
+
     def judged() -> str | None:
         try:
-            return _judged(dataset, list(indices), state)
+            return _judged(dataset, list(indices), state, generators)
         except _Wrote:
             return "a sample writes files"
         except BaseException as error:
@@ -66,8 +68,8 @@ def why_impure(dataset: Any, indices: Sequence[int], state: Callable[[Any], int]
     return answer
 
 
-def _judged(dataset: Any, indices: list[int], state: Callable[[Any], int]) -> str | None:
-    read, before, writes = reader(dataset), _generators(), _Writes()
+def _judged(dataset: Any, indices: list[int], state: Callable[[Any], int], generators: list[Any]) -> str | None:
+    read, before, writes = reader(dataset), list(map(_state, generators)), _Writes()
     first = read(indices)  # what is imported on the way is none of the sample's
     with _Draws() as draws, _another_worker(dataset):  # nor may it depend on its neighbours, or on who reads it
         second = [sample for index in reversed(indices) for sample in reversed(read([index]))][::-1]
@@ -83,8 +85,7 @@ def _judged(dataset: Any, indices: list[int], state: Callable[[Any], int]) -> st
         return f"a sample draws random numbers ({draws.seen})"
     if calls.seen:
         return f"a sample reads {calls.seen}"
-    now = _generators()  # one made meanwhile is seeded by what is watched for, or always alike
-    if any(now.get(generator, state) != state for generator, state in before.items()):
+    if list(map(_state, generators)) != before:  # one made meanwhile is seeded by what is watched for, or always alike
         return "a sample draws random numbers"
     return None if same(first, second) and same(first, third) else "two reads of one sample differ"
 
@@ -112,18 +113,21 @@ def _bits(tensor: Any) -> Any:
     return plain.view(-1).view(torch.uint8) if plain.numel() else plain
 
 
-def _generators() -> dict[int, str]:
-    """The state of every generator there is: torch's global one, and all that Python's collector can find."""
+def _generators() -> list[Any]:
+    """Every generator there is: the global ones, and all that Python's collector can find, which are fewer after
+    `gc.freeze()`. Not for a forked copy to look for: each object it looked at would have to be copied."""
     kinds: tuple[type, ...] = (random.Random,)
-    states = {0: str(torch.get_rng_state().numpy().tobytes())}
+    found: list[Any] = [torch.default_generator, random._inst]  # type: ignore[attr-defined]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kinds += (numpy.random.Generator, numpy.random.RandomState)
-        states[1] = _state(numpy.random.mtrand._rand)
-    return states | {id(one): _state(one) for one in gc.get_objects() if issubclass(type(one), kinds)}
+        found.append(numpy.random.mtrand._rand)
+    return found + [one for one in gc.get_objects() if issubclass(type(one), kinds)]
 
 
 def _state(generator: Any) -> str:
+    if isinstance(generator, torch.Generator):
+        return str(generator.get_state().numpy().tobytes())
     if isinstance(generator, random.SystemRandom):
         return ""  # it has none: the system's own numbers are watched for
     if isinstance(generator, random.Random):
