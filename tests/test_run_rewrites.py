@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hotlap.catalogue import find
 from hotlap.drive import drive
+from hotlap.observe.attach import Attached
 from hotlap.observe.launch import Target
 from hotlap.parts import late_reads
 from hotlap.source.edits import insert_argument
@@ -30,6 +33,22 @@ class Marks(Technique):
 
     def rewrite(self, site, setting):
         return insert_argument(site.node, "*()", source=site.source)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run ends with its process; here others come after it."""
+    made: list[Attached] = []
+
+    class Noted(Attached):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr("hotlap.drive.Attached", Noted)
+    yield
+    for one in reversed(made):
+        one.detach()
 
 
 @pytest.fixture
