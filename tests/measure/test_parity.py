@@ -200,3 +200,25 @@ def test_augmentation_is_lined_up_between_worker_counts(trials, tmp_path: Path) 
     assert seen[0]["batches"] == seen[2]["batches"]
     assert len(set(seen[0]["batches"])) == len(seen[0]["batches"]), "augmentation must still differ from batch to batch"
     assert failures(judge(Parity.EQUIVALENT, *seen)) == []
+
+
+def test_weights_are_shaken_where_the_first_sign_of_training_is_a_loss(trials, tmp_path: Path) -> None:
+    """Without a loader a step begins unseen: weights that move between its forward and its backward break it."""
+    path = tmp_path / "no_loader.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "torch.manual_seed(0)\n"
+        "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "x, y = torch.randn(6, 4), torch.randint(0, 2, (6,))\n"
+        f"for step in range({STEPS + 2}):\n"
+        "    optimizer.zero_grad()\n"
+        "    nn.functional.cross_entropy(model(x), y).backward()\n"
+        "    optimizer.step()\n"
+    )
+    judging = Judging(trials, tmp_path)
+    reference, shaken = judging._once(path, "reference"), judging._once(path, "shaken")
+    assert len(shaken["losses"]) == len(reference["losses"]) >= STEPS
+    moved = [(figure["step"] > 1, figure["gradient"] > 0) for figure in shaken["figures"] if "gradient" in figure]
+    assert (True, True) in moved and all(is_later == is_moved for is_later, is_moved in moved)

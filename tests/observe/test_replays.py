@@ -131,7 +131,7 @@ def test_a_replay_that_differs_is_told_as_a_withdrawal(patch: Patch) -> None:
 
 def test_a_pass_that_is_given_up_is_told_with_its_reason(patch: Patch) -> None:
     Replays(patch)
-    own = RecordedPass()  # on a machine without a device, or with inputs that are not on it
+    own = RecordedPass()
     for _ in range(3):
-        own.run(lambda x: x, (1,))
+        own.run(lambda x: x, (torch.empty(1, device="meta"),))
     assert patch.joints.withdrawn == ["the recorded pass: its inputs are not on one cuda device"]

@@ -37,6 +37,9 @@ class PlayedRecorder:
     def aside(self, device: torch.device):
         return nullcontext()
 
+    def moment(self) -> None:
+        return None
+
     def record(self, update: Callable[[], object], device: torch.device) -> Callable[[], object]:
         if self.error:
             raise RuntimeError(self.error)

@@ -114,6 +114,9 @@ class TapedRecorder:
     def aside(self, device: torch.device) -> Any:
         return nullcontext()
 
+    def moment(self) -> None:
+        return None
+
     def record(self, update: Callable[[], object], device: torch.device) -> Callable[[], object]:
         tape, random = Tape(self._tapes), torch.get_rng_state()
         self.is_busy = True

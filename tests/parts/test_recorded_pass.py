@@ -105,7 +105,7 @@ def test_what_is_handed_back_is_the_scripts_to_keep() -> None:
 
 
 def test_results_that_are_not_copied_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_pass, "copied", lambda results: results)
+    monkeypatch.setattr(pass_recording, "copied", lambda results: results)
     plain, model, own, _ = pair()
     theirs, ours = [], []
     train(plain, kept=theirs), train(model, own, kept=ours)
@@ -501,3 +501,28 @@ def test_a_model_that_the_script_drops_is_let_go() -> None:
         gc.collect()
         assert own.replays - before > 10 and own.refused == ""
         assert gone() is None and not own._graphs
+
+
+def test_a_pass_whose_batch_lies_outside_the_loop_has_no_inputs() -> None:
+    x, y = batch(0)
+
+    def trained(own=None):
+        model = network()
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+        recorder = PlayedPasses(model)
+        recorder.number = 0  # of the one device there is
+        own = own and RecordedPass(recorder)
+        for _ in range(STEPS):
+
+            def one_pass():
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            losses.append(own.run(one_pass, ()) if own else one_pass())
+            optimizer.step()
+        return [loss.item() for loss in losses], own
+
+    (theirs, _), (ours, own) = trained(), trained(True)
+    assert ours == theirs and own.refused == "" and own.replays > STEPS - 10

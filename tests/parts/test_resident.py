@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import random
 import secrets
 import time
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -104,7 +106,7 @@ def test_a_look_that_fails_leaves_the_loader_as_it_was(kept, monkeypatch: pytest
     def fails(*args: object) -> None:
         raise AttributeError("nobody thought of that")
 
-    monkeypatch.setattr(resident_loader, "why_impure", fails)
+    monkeypatch.setattr(resident_loader, "judged", fails)
     assert [number for batch in DataLoader(Squares(), 8) for number in batch["y"].tolist()] == list(range(37))
     assert kept.withdrawn == [": its samples could not be tested (AttributeError: nobody thought of that)"]
 
@@ -424,3 +426,30 @@ def test_a_container_may_have_less_memory_than_its_machine(request, monkeypatch:
     joints = request.getfixturevalue("kept")
     list(DataLoader(Squares(), batch_size=8))
     assert "GiB left" in joints.withdrawn[0]
+
+
+class Opening(Squares):
+    """Leaves a file open in whoever reads it, as a data set does that opens its own when it is first read."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__()
+        self.path = path
+
+    def __getitem__(self, index: int):
+        if self.path is not None:
+            os.open(self.path, os.O_RDONLY)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("is_opening", [False, True])
+def test_samples_are_looked_at_again_here_where_that_leaves_nothing_behind(
+    is_opening: bool, kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    asked, copies = resident_loader.asked, []
+    monkeypatch.setattr(resident_loader, "asked", lambda *given: copies.append(given) or asked(*given))
+    *found, served = epochs(4, dataset=Opening(tmp_path / "file" if is_opening else None), num_workers=2)
+    assert served and kept.withdrawn == [] and found[1][0] == found[3][0]
+    assert bool(copies) is is_opening
+    opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert str(tmp_path / "file") not in opened

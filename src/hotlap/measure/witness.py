@@ -129,7 +129,7 @@ class Witness:
         self._optimizers.append(optimizer)
 
     def _loss_known(self, proceed: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        self._stepped(False)
+        self._stepped(False, after_forward=True)
         self._trips.trained()
         loss = [float(tensors)] if getattr(tensors, "numel", lambda: 0)() == 1 else []
         self._note(census.modules(self._roots))
@@ -191,12 +191,13 @@ class Witness:
 
     # forced steps ------------------------------------------------------------------------------------------------
 
-    def _stepped(self, is_over: bool) -> None:
-        """A new step begins when one is over, and with the very first sign of training."""
+    def _stepped(self, is_over: bool, after_forward: bool = False) -> None:
+        """A new step begins when one is over, and with the very first sign of training; without a loader, that is a
+        loss."""
         if is_over or self._step == 0:
-            self._begin_step()
+            self._begin_step(after_forward)
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, after_forward: bool) -> None:
         self._close()
         self._step += 1
         self._update_number = self._backward_number = 0
@@ -206,9 +207,9 @@ class Witness:
         if self._step > self._steps:
             self._draw_again()
         elif self._step in FORCED_STEPS and self._role != "other seed" and self._can_take_states:
-            self._force()
+            self._force(after_forward)
 
-    def _force(self) -> None:
+    def _force(self, after_forward: bool) -> None:
         if self._role == "reference":
             self._forced = {
                 "state": states.take(self._optimizers, self._roots),
@@ -220,7 +221,7 @@ class Witness:
             self._forced = self._load()
             if self._forced is not None and self._step > 1:
                 states.put_back(self._forced["state"], self._optimizers, self._roots)
-            if self._forced is not None and self._role == "shaken":
+            if self._forced is not None and self._role == "shaken" and not after_forward:  # or backward would fail
                 states.shake(self._optimizers, SHAKEN_BY, self._step)
 
     def _draw_again(self) -> None:

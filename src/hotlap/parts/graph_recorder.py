@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.autograd import forward_ad
@@ -69,6 +69,20 @@ def _is_own(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("hotlap.")
 
 
+class Moment(Protocol):
+    """A point in a recording that others can wait for in each replay, without waiting for what comes after it."""
+
+    @property
+    def queue(self) -> Any:
+        """Where work of the script goes now."""
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """For work that needs no more than what the last replay had done by then. What follows outside waits for it."""
+
+    def spare(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Those on the device are used on both sides: neither may give their memory away before the other is done."""
+
+
 class Recorder(Protocol):
     """What records work and replays it."""
 
@@ -91,6 +105,9 @@ class Recorder(Protocol):
 
     def record(self, update: Callable[[], object], device: torch.device) -> Callable[[], object]:
         """What repeats the update from then on; the update is not carried out by recording it."""
+
+    def moment(self) -> Moment | None:
+        """Where a recording has come to, asked in the midst of it; None where nobody could wait for that."""
 
 
 class GraphRecorder:
@@ -137,6 +154,12 @@ class GraphRecorder:
         self._graphs.add(graph)
         return graph.replay
 
+    def moment(self) -> Moment | None:
+        try:
+            return _GraphMoment()
+        except TypeError:  # of a torch whose events do not go out of a graph
+            return None
+
     @contextmanager
     def aside(self, device: torch.device) -> Iterator[None]:
         with torch.cuda.device(device):
@@ -161,6 +184,45 @@ class GraphRecorder:
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(capture_error_mode="thread_local")
             graph.capture_end()
+
+
+class _GraphMoment:
+    """An event that the graph itself records, each time it is launched. Whoever waits for it stands on a stream of his
+    own, and goes before: a few small kernels among those of a whole pass."""
+
+    _streams: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(external=True)
+        self._event.record()
+        self._device = torch.cuda.current_device()
+
+    @property
+    def _stream(self) -> Any:
+        if self._device not in self._streams:
+            self._streams[self._device] = torch.cuda.Stream(self._device, priority=-1)
+        return self._streams[self._device]
+
+    @property
+    def queue(self) -> Any:
+        return torch.cuda.current_stream(self._device)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        current = self.queue
+        self._stream.wait_event(self._event)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
+
+    def spare(self, tensors: Iterable[torch.Tensor]) -> None:
+        current = self.queue
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
+                tensor.record_stream(current)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from hotlap.parts.graph_recorder import Recorder
+from hotlap.parts.graph_recorder import Moment, Recorder
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import noting_backward, tensors
 from hotlap.parts.reach import Unfit, is_weight
@@ -34,6 +34,7 @@ class Recording:
     clears: bool  # whether gradients of the step before are dropped in it
     cleared: list[torch.Tensor]  # the weights whose gradients it only drops
     unclear: list[torch.Tensor]  # those that had none, so that nobody knows
+    moment: Moment | None  # when the results are there, before it goes back
     proven: int = 0
 
     def __post_init__(self) -> None:
@@ -73,6 +74,15 @@ class Recording:
         for weight in self.cleared:
             weight.grad = None
 
+    def handed(self, early: bool) -> Any:
+        """Copies of the results, for the script. Early, they are made while the replay still goes back."""
+        if not early or self.moment is None:
+            return copied(self.results)
+        with self.moment.aside():
+            made = copied(self.results)
+        self.moment.spare(tensors(made))
+        return made
+
     def played(self, inputs: list[torch.Tensor]) -> torch.Tensor:
         self.play(inputs)
         return self.loss.clone()
@@ -91,7 +101,8 @@ class Recording:
         replayed = _State(known, device)
         is_telling = not (_overflow([*losses, *theirs]) and _overflow([self.loss, *self.grads]))
         difference = max(_difference(theirs, self.grads), _difference(losses, [self.loss])) if is_telling else 0.0
-        for one, other in zip([*after.values, *_leaves(out)], [*replayed.values, *_leaves(self.results)], strict=True):
+        ours = [*replayed.values, *_leaves(self.handed(early=True))]
+        for one, other in zip([*after.values, *_leaves(out)], ours, strict=True):
             difference = max(difference, _difference([one], [other]))
         after.put_back()
         for weight, grad in zip(self.weights, theirs, strict=True):
@@ -120,7 +131,7 @@ def recording_of(
     weights = list(dict.fromkeys([*trained, *grounds.updated]))
     before = [weight.grad for weight in weights]
     own = [_static(one, device) if isinstance(one, torch.Tensor) else one for one in leaves]
-    fed, seen = _like(inputs, own), _Seen(trained)
+    fed, seen = _like(inputs, own), _Seen(trained, recorder)
     try:
         with noting_backward(seen):
             replay = recorder.record(lambda: seen.keep(function(*fed)), device)
@@ -147,17 +158,20 @@ def recording_of(
         clears=any(old is not None and new is not old for _, old, new in rows),
         cleared=[weight for weight, old, new in rows if old is not None and new is None],
         unclear=[weight for weight, old, new in rows if old is None and new is None],
+        moment=seen.moment,
     )
 
 
 class _Seen:
     """What a recording shows of itself while the function runs."""
 
-    def __init__(self, weights: list[torch.Tensor]) -> None:
-        self._weights, self._losses, self._adds = weights, [], False
+    def __init__(self, weights: list[torch.Tensor], recorder: Recorder) -> None:
+        self._weights, self._losses, self._adds, self._recorder = weights, [], False, recorder
         self.results: Any = None
+        self.moment: Moment | None = None
 
     def __call__(self, loss: Any) -> None:
+        self.moment = self._recorder.moment()
         self._losses.append(loss)
         self._adds = self._adds or any(weight.grad is not None for weight in self._weights)
 

@@ -16,8 +16,10 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,28 +49,52 @@ def reader(dataset: Any) -> Callable[[list[int]], list[Any]]:
     return read
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """On samples that were read a few times: the `reason` why they may not be kept, or None; and whether reading left
+    open files or threads behind in the process that read, or another data set than there was."""
+
+    reason: str | None
+    leaves_something: bool = True
+
+
 def why_impure(dataset: Any, indices: Sequence[int], state: Callable[[Any], int] = lambda dataset: 0) -> str | None:
-    """The reason why samples may not be kept, or None. Reads some of them three times, in a forked process: a data set
-    that hangs or dies must not take the training with it. One that reads on the same `state` gives the same number."""
+    """The reason why samples may not be kept, or None."""
+    return judged(dataset, indices, state).reason
+
+
+def judged(dataset: Any, indices: Sequence[int], state: Callable[[Any], int] = lambda dataset: 0) -> Verdict:
+    """Reads some samples three times, in a forked process: a data set that hangs or dies must not take the training
+    with it. One that reads on the same `state` gives the same number."""
 
     generators = _generators()
 
-    def judged() -> str | None:
+    def judged() -> Verdict:
         try:
-            return _judged(dataset, list(indices), state, generators)
+            before, opened = state(dataset), _left_open()
+            reason = _why_impure(dataset, list(indices), state, generators)
+            return Verdict(reason, opened is None or _left_open() != opened or state(dataset) != before)
         except _Wrote:
-            return "a sample writes files"
+            return Verdict("a sample writes files")
         except BaseException as error:
-            return f"reading a sample raised {type(error).__name__}"
+            return Verdict(f"reading a sample raised {type(error).__name__}")
 
     try:
-        answer: str | None = asked(judged, _PATIENCE_SECONDS)
+        answer: Verdict = asked(judged, _PATIENCE_SECONDS)
     except NoAnswer as reason:
-        return f"a few samples were to be read twice: {reason}"
+        return Verdict(f"a few samples were to be read twice: {reason}")
     return answer
 
 
-def _judged(dataset: Any, indices: list[int], state: Callable[[Any], int], generators: list[Any]) -> str | None:
+def _left_open() -> tuple[set[str], int] | None:
+    """Open files and threads; None where the system does not tell."""
+    try:
+        return set(os.listdir("/proc/self/fd")), threading.active_count()
+    except OSError:
+        return None
+
+
+def _why_impure(dataset: Any, indices: list[int], state: Callable[[Any], int], generators: list[Any]) -> str | None:
     read, before, writes = reader(dataset), list(map(_state, generators)), _Writes()
     first = read(indices)  # what is imported on the way is none of the sample's
     with _Draws() as draws, _another_worker(dataset):  # nor may it depend on its neighbours, or on who reads it

@@ -1,6 +1,6 @@
 """Forward, loss and backward of a step, recorded once as a CUDA graph and replayed with a single launch.
 
-    from hotlap.parts.recorded_pass import recorded
+    from hotlap.parts.recorded_pass import read_early, recorded
 
     for x, y in loader:
         def one_pass(x, y):
@@ -11,6 +11,7 @@
 
         loss = recorded(one_pass, x, y)  # plain at first, then one launch
         optimizer.step()
+        total += read_early(one_pass, loss)  # loss.item() that does not wait for backward and update
 
 A graph repeats work on the device at fixed addresses, and nothing of what Python did. So a pass is watched before it is
 recorded; it is replayed only while everything that its code can reach is what and where it was; and the first replays
@@ -28,6 +29,7 @@ from typing import Any, Protocol
 import torch
 
 from hotlap.parts.compilable import graphs_made, interpreted
+from hotlap.parts.early_results import Made, can_be_read
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
 from hotlap.parts.listening import listening
 from hotlap.parts.pass_grounds import Grounds
@@ -36,7 +38,6 @@ from hotlap.parts.pass_recording import (
     NUMBERS,
     Recording,
     can_be_copied,
-    copied,
     detached,
     flat,
     others,
@@ -108,6 +109,23 @@ def recorded(function: Callable[..., Any], *inputs: Any) -> Any:
     return own.run(function, inputs)
 
 
+def reading_early(function: Callable[..., Any], *values: Any) -> AbstractContextManager[Any]:
+    """For statements that work with the values alone, which are results of the function's last pass, its inputs and
+    plain numbers, and that make no tensor for others. After a replay they wait for its forward, and not for backward
+    and update; in any other case they are what they are without it."""
+    own = _passes.get(function.__code__)  # type: ignore[attr-defined]
+    if own is None or not all(map(can_be_read, values)):
+        return nullcontext()
+    own.is_read = True
+    return own.made.reading(values) if own.made is not None else nullcontext()
+
+
+def read_early(function: Callable[..., Any], result: torch.Tensor) -> Any:
+    """`result.item()`, of one result of the function's last pass."""
+    with reading_early(function, result):
+        return result.item()
+
+
 @dataclass(frozen=True, eq=False)
 class _Call:
     """One pass as it was asked for."""
@@ -131,8 +149,11 @@ class RecordedPass:
         self._sightings: Counter[Any] = Counter()
         self._misses = self._recordings = 0
         self._why = ""
+        self.is_read = False  # whether the script reads its results in every step
+        self.made: Made | None = None  # by the last replay
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        self.made = None
         if self.refused:
             return function(*inputs)
         leaves, shape = flat(inputs)
@@ -155,7 +176,10 @@ class RecordedPass:
         else:
             recording.play(given)
         self.replays, self._misses = self.replays + 1, 0
-        return copied(recording.results)
+        results = recording.handed(self.is_read)
+        if self.is_read and recording.moment is not None:
+            self.made = Made(recording.moment, tensors(results), given)
+        return results
 
     def _kind(self, leaves: Sequence[Any], shape: str) -> Any:
         self._why = self._why_not([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
@@ -209,13 +233,14 @@ class RecordedPass:
         return out
 
     def _device(self, leaves: Sequence[Any]) -> torch.device | None:
-        """Where the pass computes: where its inputs lie, or the one device there is for those in main memory."""
+        """Where the pass computes: where its inputs lie, or the one device there is, where they lie in main memory or
+        there are none."""
         devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
         own = {device for device in devices if device.type == self._recorder.device}
         others = {device.type for device in devices - own} - {"cpu"}
         if len(own) == 1 and not others:
             return own.pop()
-        if own or others or not devices or self._recorder.number is None:
+        if own or others or self._recorder.number is None:
             self._give_up(f"its inputs are not on one {self._recorder.device} device")
             return None
         return torch.device(self._recorder.device, self._recorder.number)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hotlap.parts.forked import NoAnswer, asked, why_no_fork
 from hotlap.parts.open_files import open_handle, shared_value
-from hotlap.parts.purity import reader, why_impure
+from hotlap.parts.purity import Verdict, judged, reader
 from hotlap.parts.resident import Changed, Refused, Resident, Room
 from hotlap.parts.resident_iterators import iterator
 
@@ -70,7 +70,7 @@ class ResidentSamples:
         self._seen_state: int | None = None
         self._seen_at_a_glance: list[Any] = []
         self._process = os.getpid()
-        self._is_read_here = False  # by a loader without workers
+        self._is_read_here = False  # by a loader without workers, or because that was seen to leave nothing behind
         self._reading = threading.RLock()
         self._has_fillers = False  # or had, or was found to bear none
 
@@ -100,11 +100,12 @@ class ResidentSamples:
         self._is_read_here = self._is_read_here or not loader.num_workers
         if self._seen_state is None:
             try:
-                reason = self._why_impure(loader)
+                verdict = self._judged(loader)
             except Exception as error:  # a look that fails must not end the training
-                reason = f"its samples could not be tested ({type(error).__name__}: {error})"
-            if reason is not None:
-                self._give_up(reason)
+                verdict = Verdict(f"its samples could not be tested ({type(error).__name__}: {error})")
+            if verdict.reason is not None:
+                self._give_up(verdict.reason)
+            self._is_read_here = self._is_read_here or not verdict.leaves_something
             self._seen_state = self._state(dataset)
         elif self._state(dataset) != self._seen_state:
             self._give_up("the data set changed between two epochs")
@@ -126,14 +127,14 @@ class ResidentSamples:
         except Changed as error:
             self._give_up(str(error))
 
-    def _why_impure(self, loader: Any) -> str | None:
+    def _judged(self, loader: Any) -> Verdict:
         handle, shared, size = open_handle(loader.dataset), shared_value(loader.dataset), len(loader.dataset)
         if handle:
-            return f"its data set holds an open file ({handle}), whose place a fork would share"
+            return Verdict(f"its data set holds an open file ({handle}), whose place a fork would share")
         if shared:
-            return f"its data set shares {shared} with other processes, which would see samples being tested"
+            return Verdict(f"its data set shares {shared} with other processes, which would see samples being tested")
         probed = [number * (size - 1) // _PROBED for number in range(_PROBED + 1)]
-        return why_impure(loader.dataset, probed, self._state)
+        return judged(loader.dataset, probed, self._state)
 
     def keep(self, index: Any, batch: Any, workers: int) -> None:
         """Take down what a loader made."""
@@ -189,8 +190,9 @@ class ResidentSamples:
                 self.store.fill(reader(dataset), spare)
 
     def read(self, index: Any) -> Any:
-        """Samples as the loader would make them. What only workers read is read in a forked copy: a data set that opens
-        its file when it is read would open it here, and workers forked later would share its place."""
+        """Samples as the loader would make them. What only workers read, and what leaves something behind, is read in a
+        forked copy, which takes longer than the reading: a data set that opens its file when it is read would open it
+        here, and workers forked later would share its place."""
         dataset = self._dataset()
         if not self._is_read_here:
             with contextlib.suppress(NoAnswer):

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from hotlap.parts.recorded_pass import recorded
+from hotlap.parts.recorded_pass import read_early, reading_early, recorded
 
 
 class Trainer:
@@ -55,6 +55,29 @@ def train(model, loader, optimizer, device, criterion):
     print(f"{loss.item():.4f}", int(right))
 
 
+def shown(model, loader, optimizer, device, criterion):
+    """What every step shows is read in every step."""
+    total, right, losses = 0.0, 0, []
+    for number, (data, target) in enumerate(loader):
+        data, target = data.to(device), target.to(device)
+        def one_pass(data, target):
+            optimizer.zero_grad()
+            output = model(data)
+            loss = criterion(output, target)
+            loss.backward()
+            return output, loss
+        output, loss = recorded(one_pass, data, target)
+        optimizer.step()
+
+        with reading_early(one_pass, total, loss, output, right, target):
+            total += loss.item()  # added up
+            _, best = output.max(1)
+            right += best.eq(target).sum().item()
+
+        losses.append(read_early(one_pass, loss))
+        print(f"{number}: {total / (number + 1):.4f}", right, losses[-1])
+
+
 def step(model, optimizer, x, y):
     def one_pass(optimizer, model, x, y):
         optimizer.zero_grad()
@@ -71,6 +94,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         train(model, loader, optimizer, device, nn.CrossEntropyLoss())
+    shown(model, loader, optimizer, device, nn.CrossEntropyLoss())
     for x, y in loader:
         step(model, optimizer, x.to(device), y.to(device))
     Trainer(model, device).run(loader)

@@ -48,6 +48,25 @@ def train(model, loader, optimizer, device, criterion):
     print(f"{loss.item():.4f}", int(right))
 
 
+def shown(model, loader, optimizer, device, criterion):
+    """What every step shows is read in every step."""
+    total, right, losses = 0.0, 0, []
+    for number, (data, target) in enumerate(loader):
+        data, target = data.to(device), target.to(device)
+        optimizer.zero_grad()
+        output = model(data)
+        loss = criterion(output, target)
+        loss.backward()
+        optimizer.step()
+
+        total += loss.item()  # added up
+        _, best = output.max(1)
+        right += best.eq(target).sum().item()
+
+        losses.append(loss.item())
+        print(f"{number}: {total / (number + 1):.4f}", right, losses[-1])
+
+
 def step(model, optimizer, x, y):
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()
@@ -62,6 +81,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         train(model, loader, optimizer, device, nn.CrossEntropyLoss())
+    shown(model, loader, optimizer, device, nn.CrossEntropyLoss())
     for x, y in loader:
         step(model, optimizer, x.to(device), y.to(device))
     Trainer(model, device).run(loader)

@@ -1,0 +1,197 @@
+"""What a step does with the results of its pass after its update: numbers read from the loss and the outputs, to be
+added up or shown. Such statements need nothing of backward and update, and so need not wait for them."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hotlap.source.bodies import constant, method, own_nodes, receiver
+from hotlap.source.edits import can_wrap
+from hotlap.source.names import spelling
+from hotlap.source.straight_passes import Pass
+
+if TYPE_CHECKING:
+    from hotlap.source.module import Source
+
+# Methods of tensors, and functions of torch, that change nothing and go nowhere else.
+_WORK = {"abs", "all", "any", "argmax", "argmin", "bool", "clone", "detach", "double", "eq", "exp", "expand_as"}
+_WORK |= {"flatten", "float", "ge", "gt", "int", "le", "log_softmax", "long", "lt", "max", "mean", "min", "ne"}
+_WORK |= {"norm", "reshape", "round", "sigmoid", "softmax", "sqrt", "square", "squeeze", "std", "sum", "t"}
+_WORK |= {"topk", "unsqueeze", "var", "view", "view_as"}
+_READING = {"item", "tolist"}  # methods that give plain numbers, once the device has come so far
+_SIZES = {"size", "numel", "dim"}
+_OF_PYTHON = {"float", "int", "len"}
+_VIEWS = {"T", "data"}
+_KEYWORDS = {"axis", "dim", "keepdim", "k", "unbiased"}
+_ARITHMETIC = ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod | ast.Pow
+_COMPREHENSION = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_COMPARING = ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
+
+
+class _SomethingElse(Exception):
+    """A statement does more than work with results, or may do so."""
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """Whole statements of one block, one after the other; at least one of them reads."""
+
+    statements: tuple[ast.stmt, ...]
+    names: tuple[str, ...]  # what they use that was there before: results, inputs and plain numbers
+
+
+def readings(source: Source, found: Pass) -> Readings | None:
+    """The first statements after a pass that do nothing but work with its results, if they read any."""
+    run = _Run(source, found)
+    for statement in _after(source, found):
+        if not run.goes_on_with(statement):
+            if run.reads:
+                break
+            run = _Run(source, found)
+    while run.reads:
+        first, last = run.statements[0], run.statements[-1]
+        leaving = run.leaving()
+        if leaving is None:
+            return Readings(tuple(run.statements), tuple(run.names)) if can_wrap(source, first, last) else None
+        kept, run = run.statements[:leaving], _Run(source, found)
+        for statement in kept:
+            run.goes_on_with(statement)
+    return None
+
+
+def single_reads(source: Source, found: Pass, beside: Readings | None) -> Iterator[ast.Call]:
+    """`loss.item()` in what else is done in every step: `losses.append(loss.item())`."""
+    taken = beside.statements if beside is not None else ()
+    for statement in _after(source, found):
+        if statement in taken or not isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.Return):
+            continue
+        for node in own_nodes(source, statement):
+            is_read = isinstance(node, ast.Call) and method(node) == "item" and not node.args
+            if is_read and spelling(receiver(node)) in found.results and not _is_put_off(source, node, statement):
+                yield node
+
+
+def _after(source: Source, found: Pass) -> list[ast.stmt]:
+    block = source.block(found.last)
+    return block[block.index(found.last) + 1 :]
+
+
+def _is_put_off(source: Source, node: ast.AST, statement: ast.stmt) -> bool:
+    """Whether something decides when, and how often, it is done."""
+    between = itertools.takewhile(lambda one: one is not statement, source.ancestors(node))
+    return any(isinstance(one, ast.IfExp | ast.BoolOp | ast.Lambda | _COMPREHENSION) for one in between)
+
+
+class _Run:
+    """Statements in a row, as far as they have been looked at."""
+
+    def __init__(self, source: Source, found: Pass) -> None:
+        self._source = source
+        self.statements: list[ast.stmt] = []
+        self.reads = False
+        self.names: dict[str, None] = {}
+        self._tensors = {*found.results, *found.inputs}
+        self._set: set[str] = set()  # names that it sets, to whatever
+
+    def goes_on_with(self, statement: ast.stmt) -> bool:
+        before = self.reads, dict(self.names), set(self._tensors), set(self._set)
+        try:
+            self._take(statement)
+        except _SomethingElse:
+            self.reads, self.names, self._tensors, self._set = before
+            return False
+        self.statements.append(statement)
+        return True
+
+    def leaving(self) -> int | None:
+        """The first of its statements that makes a tensor which is used elsewhere, where nobody would wait for it."""
+        inside = {node for statement in self.statements for node in ast.walk(statement)}
+        for number, statement in enumerate(self.statements):
+            targets = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+            made = [one for one in targets if isinstance(one.ctx, ast.Store) and one.id in self._tensors]
+            uses = (use for target in made for use in self._source.uses(target))
+            if any(isinstance(use.ctx, ast.Load) and use not in inside for use in uses):
+                return number
+        return None
+
+    def _take(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target = statement.targets[0]
+            names = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+            for one, is_tensor in zip(names, self._assigned(statement.value, len(names)), strict=True):
+                self._set_to(one, is_tensor)
+        elif isinstance(statement, ast.AugAssign) and isinstance(statement.op, _ARITHMETIC):
+            load = ast.Name(statement.target.id) if isinstance(statement.target, ast.Name) else statement.target
+            if self._is_tensor(load) or self._is_tensor(statement.value):
+                raise _SomethingElse
+        elif isinstance(statement, ast.Return) and statement.value is not None:
+            value = statement.value
+            if any(map(self._is_tensor, value.elts if isinstance(value, ast.Tuple) else [value])):
+                raise _SomethingElse
+        else:
+            raise _SomethingElse
+
+    def _assigned(self, value: ast.expr, count: int) -> list[bool]:
+        if isinstance(value, ast.Tuple) and len(value.elts) == count > 1:
+            return [self._is_tensor(one) for one in value.elts]
+        return [self._is_tensor(value)] * count
+
+    def _set_to(self, target: ast.expr, is_tensor: bool) -> None:
+        if not isinstance(target, ast.Name):
+            raise _SomethingElse
+        self._set.add(target.id)
+        if is_tensor:
+            self._tensors.add(target.id)
+        else:
+            self._tensors.discard(target.id)
+
+    def _is_tensor(self, node: ast.expr) -> bool:
+        """Of an expression made of results, inputs and numbers alone: whether it is a tensor, or else plain."""
+        name = spelling(node)
+        if isinstance(node, ast.Constant):
+            return False
+        if isinstance(node, ast.Name) or name in self._tensors:
+            if name not in self._set:
+                self.names[str(name)] = None
+            return name in self._tensors
+        if isinstance(node, ast.Attribute) and node.attr in ("shape", *_VIEWS) and self._is_tensor(node.value):
+            return node.attr != "shape"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC):
+            return self._any([node.left, node.right])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return self._is_tensor(node.operand)
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], _COMPARING) and len(node.ops) == 1:
+            return self._any([node.left, *node.comparators])
+        if isinstance(node, ast.Subscript) and isinstance(constant(node.slice), int):
+            return self._is_tensor(node.value)
+        if isinstance(node, ast.Call) and all(one.arg in _KEYWORDS for one in node.keywords):
+            return self._called(node)
+        raise _SomethingElse
+
+    def _any(self, nodes: Iterable[ast.expr]) -> bool:
+        kinds = [self._is_tensor(node) for node in nodes]  # of each of them, since each is looked at
+        return any(kinds)
+
+    def _called(self, call: ast.Call) -> bool:
+        name, given = self._source.name_of(call.func) or "", [*call.args, *(one.value for one in call.keywords)]
+        has_tensors = self._any(given)
+        if name in _OF_PYTHON:
+            self.reads |= has_tensors and name != "len"
+            return False
+        if name.startswith("torch."):
+            if name.removeprefix("torch.") not in _WORK or not has_tensors:
+                raise _SomethingElse
+            return True
+        word = method(call)
+        if word is None or not self._is_tensor(receiver(call)):
+            raise _SomethingElse
+        self.reads |= word in _READING
+        if word in _READING or word in _SIZES:
+            return False
+        if word in _WORK:
+            return True
+        raise _SomethingElse

@@ -1,0 +1,159 @@
+"""What a replay has made can be read aside, as long as nothing else takes part."""
+
+from __future__ import annotations
+
+import threading
+import types
+from contextlib import contextmanager
+
+import pytest
+import torch
+from played_recorder import PlayedPasses
+from torch import nn
+from torch.nn import functional as F
+
+from hotlap.parts import recorded_pass
+from hotlap.parts.early_results import Made
+from hotlap.parts.late_reads import Later
+from hotlap.parts.recorded_pass import RecordedPass, read_early, reading_early
+
+
+class Noted:
+    """A moment that notes what is done aside; work on a CPU is in order by itself."""
+
+    def __init__(self) -> None:
+        self.queue, self.entered, self.spared = "main", 0, []
+
+    @contextmanager
+    def aside(self):
+        self.entered += 1
+        before, self.queue = self.queue, "aside"
+        yield
+        self.queue = before
+
+    def spare(self, tensors) -> None:
+        self.spared += tensors
+
+
+class Recorder(PlayedPasses):
+    def __init__(self, model) -> None:
+        super().__init__(model)
+        self.noted = Noted()
+
+    def moment(self) -> Noted:
+        return self.noted
+
+
+@pytest.fixture
+def made():
+    moment, loss, x = Noted(), torch.tensor(2.0), torch.ones(3)
+    return Made(moment, [loss], [x]), moment, loss, x
+
+
+def is_aside(made: Made, moment: Noted, *values) -> bool:
+    with made.reading(values):
+        return moment.queue == "aside"
+
+
+def test_results_inputs_and_numbers_are_read_aside(made) -> None:
+    own, moment, loss, x = made
+    assert is_aside(own, moment, loss, 1, 2.5, True, x)
+    assert [one is other for one, other in zip(moment.spared, (loss, x), strict=True)] == [True, True]
+
+
+def test_anything_else_is_not(made) -> None:
+    own, moment, loss, _ = made
+    for stranger in (torch.ones(3), nn.Parameter(torch.ones(3)), [1], None, "text", loss.detach()):
+        assert not is_aside(own, moment, loss, stranger)
+
+
+def test_what_was_changed_since_is_not(made) -> None:
+    own, moment, loss, x = made
+    x.add_(1)
+    assert is_aside(own, moment, loss) and not is_aside(own, moment, loss, x)
+
+
+def test_other_queues_and_threads_are_not(made) -> None:
+    own, moment, loss, _ = made
+    moment.queue = "another"
+    assert not is_aside(own, moment, loss)
+    moment.queue, seen = "main", []
+    thread = threading.Thread(target=lambda: seen.append(is_aside(own, moment, loss)))
+    thread.start()
+    thread.join()
+    assert seen == [False] and is_aside(own, moment, loss)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch):
+    """Trains, and adds up what is read: plainly, or by a recording whose results are read early."""
+
+    def train(is_recorded: bool, reads=True, steps: int = 16):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        optimizer, recorder = torch.optim.SGD(model.parameters(), lr=0.1), Recorder(model)
+        passes: dict = {}
+        monkeypatch.setattr(recorded_pass, "_passes", passes)
+        total, right, losses = 0.0, 0, []
+        for number in range(steps):
+            generator = torch.Generator().manual_seed(number)
+            x, y = torch.randn(6, 4, generator=generator), torch.randint(0, 2, (6,), generator=generator)
+
+            def one_pass(x, y):
+                optimizer.zero_grad()
+                out = model(x)
+                loss = F.cross_entropy(out, y)
+                loss.backward()
+                return out, loss
+
+            if is_recorded:
+                own = passes.setdefault(one_pass.__code__, RecordedPass(recorder))
+                out, loss = own.run(one_pass, (x, y))
+            else:
+                out, loss = one_pass(x, y)
+            optimizer.step()
+            if reads:
+                with reading_early(one_pass, total, right, loss, out, y):
+                    total += loss.item()
+                    right += (out.argmax(1) == y).sum().item()
+                losses.append(read_early(one_pass, loss))
+        return (total, right, losses), recorder, next(iter(passes.values()), None)
+
+    return train
+
+
+def test_what_is_read_is_the_same(trained) -> None:
+    theirs, _, _ = trained(False)
+    ours, recorder, own = trained(True)
+    assert ours == theirs
+    assert own.replays > 5
+    # a copy of the results and two readings each step; both replays that were held against the pass made copies too
+    assert recorder.noted.entered == 3 * own.replays + 2
+
+
+def test_results_nobody_reads_in_every_step_are_not_hurried(trained) -> None:
+    _, recorder, own = trained(True, reads=False)
+    assert own.replays > 5 and own.made is None
+    assert recorder.noted.entered == 2
+
+
+def test_a_pass_that_is_not_replayed_has_made_nothing(trained) -> None:
+    _, recorder, own = trained(True)
+    own._drop(next(iter(own._graphs)))
+    entered = recorder.noted.entered
+    own.run(lambda x: x, (torch.ones(6, 4),))
+    assert own.made is None and recorder.noted.entered == entered
+
+
+def test_numbers_that_are_read_late_hurry_nobody(trained) -> None:
+    _, _, own = trained(True, reads=False)
+    function = types.SimpleNamespace(__code__=next(iter(recorded_pass._passes)))
+    with reading_early(function, Later(torch.tensor(1.0)), torch.tensor(2.0)):
+        assert not own.is_read
+    with reading_early(function, 1.0, torch.tensor(2.0)):
+        assert own.is_read
+
+
+def test_a_function_that_was_never_run_is_read_as_it_is() -> None:
+    loss = torch.tensor(3.0)
+    assert read_early(lambda: None, loss) == 3.0
