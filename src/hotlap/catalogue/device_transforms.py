@@ -19,9 +19,9 @@ class DeviceTransforms(Technique):
     ## Why it is faster
     A core decodes and transforms about a hundred photos a second; one GPU trains on thousands. Here a data set's own
     `__getitem__` runs as it is, in its own workers, but its torchvision transforms only draw their random numbers, and
-    JPEG files stay as they are. What travels from a worker is a few tensors of files and numbers, not of floats. A
-    thread decodes a whole batch by nvJPEG, another carries out what was drawn, on streams of their own, batches ahead.
-    The script's `.to(device)` or `.cuda()` then hands over what already lies there.
+    JPEG files and arrays stay as they are. What travels from a worker is a few tensors of bytes and numbers, not of
+    floats. A thread decodes a whole batch by nvJPEG, another carries out what was drawn, on streams of their own,
+    batches ahead. The script's `.to(device)` or `.cuda()` then hands over what already lies there.
 
     ## When it does not help
     Where the loop does not wait for its batches. Without a GPU. Where the script has transforms that are not known in a
@@ -50,6 +50,8 @@ class DeviceTransforms(Technique):
     photos of about 500x375 a batch, unedited, took 292 ms a step as it is and 43 ms with a plan of this and six others,
     proven by `hotlap tune`; the network alone takes 38. Decoding a batch takes 13 to 20 ms, in a thread of its own.
     With nothing trained beside it, `ImageLoader` fed 9,800 such photos a second, torch's loader with 16 workers 3,600.
+    Small images wait for workers too: for 128 of CIFAR-10's, cropped and flipped, one core of a Xeon took 4.4 ms here
+    and 19 ms the script's own way.
     The chip decodes beside the training only if CUDA opens more than its usual eight queues, which this asks for
     (`CUDA_DEVICE_MAX_CONNECTIONS`), unless you have set a number: 14 ms a batch instead of 930.
     """

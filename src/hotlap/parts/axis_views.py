@@ -26,10 +26,11 @@ class View(NamedTuple):
         return cls(1, 0, 0, length, length)
 
     def cropped(self, start: int, length: int) -> View:
-        return self._replace(offset=self.offset + self.sign * start, length=length)
+        return View(self.sign, self.offset + self.sign * start, self.low, self.high, length)
 
     def flipped(self) -> View:
-        return self._replace(sign=-self.sign, offset=self.offset + self.sign * (self.length - 1))
+        offset = self.offset + self.sign * (self.length - 1)
+        return View(-self.sign, offset, self.low, self.high, self.length)
 
     def padded(self, before: int, after: int) -> View:
         """What a crop took away before stays away: the border begins where the view ends now."""

@@ -6,6 +6,7 @@ imported: where a script has none of it, none of its transforms can be met."""
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -58,7 +59,12 @@ class Sketch:
 
     def image(self) -> torch.Tensor:
         """As large as the image, without pixels: what the transforms ask for its size."""
-        return torch.empty(3, self.height, self.width, device="meta")
+        return _blank(self.height, self.width)
+
+
+@functools.lru_cache(16)
+def _blank(height: int, width: int) -> torch.Tensor:
+    return torch.empty(3, height, width, device="meta")
 
 
 class Recipes:
@@ -137,7 +143,7 @@ class Nothing(Drawing):
 
 class Flip(Drawing):
     def draw(self, sketch: Sketch) -> None:
-        if torch.rand(1) < self.transform.p:
+        if is_drawn(self.transform.p):
             is_vertical = type(self.transform).__name__ == "RandomVerticalFlip"
             sketch.frame(self.at).flip(rows=is_vertical, columns=not is_vertical)
 
@@ -209,7 +215,7 @@ class ColorJitter(Drawing):
 
 class Grayscale(Drawing):
     def draw(self, sketch: Sketch) -> None:
-        if type(self.transform).__name__ == "Grayscale" or torch.rand(1) < self.transform.p:
+        if type(self.transform).__name__ == "Grayscale" or is_drawn(self.transform.p):
             sketch.note(self.at, (1.0,))
 
 
@@ -246,7 +252,7 @@ class RandomErasing(Drawing):
 
     def draw(self, sketch: Sketch) -> None:
         one, image = self.transform, sketch.image()
-        if not torch.rand(1) < one.p:
+        if not is_drawn(one.p):
             return
         if self.version == 2:
             *place, value = one.make_params([image]).values()
@@ -254,6 +260,13 @@ class RandomErasing(Drawing):
             *place, value = one.get_params(image, scale=one.scale, ratio=one.ratio, value=[0.0])
         if value is not None and value is not image:
             sketch.note(self.at, place)
+
+
+def is_drawn(chance: float) -> bool:
+    """`torch.rand(1) < chance`, which compares in the dtype that is drawn in; without a tensor for the answer, which
+    takes longer than the draw."""
+    number = torch.rand(1)
+    return number.item() < float(np.float32(chance)) if number.dtype is torch.float32 else bool(number < chance)
 
 
 def sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:

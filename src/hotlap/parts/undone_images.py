@@ -49,11 +49,12 @@ class UndoneBatch:
         self.recipes = {
             site: Recipes.of([one.recipe for one in undone if one.site == site]) for site in sorted(set(sites))
         }
-        self.shapes = np.array([_FILE if isinstance(one.image, bytes) else one.image.shape for one in undone])
-        files = [one.image for one in undone if isinstance(one.image, bytes)]
-        pixels = [one.image.reshape(-1) for one in undone if not isinstance(one.image, bytes)]
+        images = [one.image for one in undone]
+        self.shapes = np.array([_shape(image) for image in images])
+        files = [image for image in images if isinstance(image, bytes)]
         self.lengths = [len(file) for file in files]
         self.files = torch.frombuffer(bytearray().join(files) or bytearray(1), dtype=torch.uint8)
+        pixels = _laid_out([image for image in images if not isinstance(image, bytes)])
         spare = torch.zeros(self.shapes[:, 2].max() + SPARE if pixels else 0, dtype=torch.uint8, device="cpu")
         self.pixels = torch.cat([*pixels, spare])
 
@@ -85,6 +86,21 @@ class UndoneBatch:
         return Images.in_buffer(pixels, self.shapes[:, 1:], channels)
 
 
+def _shape(image: bytes | torch.Tensor | np.ndarray) -> tuple[int, ...]:
+    """Channels, height, width."""
+    if isinstance(image, bytes):
+        return _FILE
+    return (image.shape[2], *image.shape[:2]) if isinstance(image, np.ndarray) else tuple(image.shape)
+
+
+def _laid_out(images: list[torch.Tensor | np.ndarray]) -> list[torch.Tensor]:
+    """Their levels channel by channel; arrays of one shape, as most data sets in memory have them, all at once."""
+    if images and all(isinstance(image, np.ndarray) and image.shape == images[0].shape for image in images):
+        return [torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).reshape(-1)]
+    tensors = (torch.from_numpy(one).permute(2, 0, 1) if isinstance(one, np.ndarray) else one for one in images)
+    return [one.reshape(-1) for one in tensors]
+
+
 class _Later:
     """In the place of a transform: draws what that would draw, and does nothing."""
 
@@ -112,6 +128,10 @@ def _kept(image: Any) -> tuple[Any, int, int]:
         if image.dtype is not torch.uint8 or image.ndim != 3 or image.device.type != "cpu":
             raise Unsuitable("an image is no tensor of bytes")
         return image, image.shape[2], image.shape[1]
+    from hotlap.parts.late_array import OfArray
+
+    if type(image) is OfArray:
+        return image.levels, *image.size
     from PIL import Image
 
     from hotlap.parts.undecoded_jpeg import Undecoded, Unread
@@ -129,7 +149,7 @@ def left_undone(sites: Sequence[Site]) -> Iterator[None]:
     """In the data set's own `__dict__`, whatever its class makes of an assignment. Nobody else reads it meanwhile: this
     is a worker's copy, or the thread that asked for the batch."""
     pil: Any = sys.modules.get("PIL.Image")
-    pil_open = pil.open if pil is not None else None
+    pil_open, from_array = (pil.open, pil.fromarray) if pil is not None else (None, None)
     try:
         for number, site in enumerate(sites):
             later: Any = _Later(number, site)
@@ -138,15 +158,17 @@ def left_undone(sites: Sequence[Site]) -> Iterator[None]:
                 later.transform = joint
             vars(site.owner)[site.name] = later
         if pil is not None:
+            from hotlap.parts.late_array import from_array_late
             from hotlap.parts.undecoded_jpeg import open_undecoded
 
             pil.open = lambda *args, **kwargs: open_undecoded(pil_open, *args, **kwargs)
+            pil.fromarray = lambda *args, **kwargs: from_array_late(from_array, *args, **kwargs)
         yield
     finally:
         for site in sites:
             vars(site.owner)[site.name] = site.held
         if pil is not None:
-            pil.open = pil_open
+            pil.open, pil.fromarray = pil_open, from_array
 
 
 def is_undone(sample: Any) -> bool:
