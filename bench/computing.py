@@ -172,8 +172,18 @@ class Work:
     def _fits(self, arm: Arm) -> bool:
         """With the script once more after it, and before it where that is due."""
         script = self.course.arms[SCRIPT].seconds
-        needed = (arm.seconds or script + arm.start_up_seconds) + script * (1 + (self._since_script == SCRIPT_EVERY))
+        needed = (arm.seconds or self._expected(arm)) + script * (1 + (self._since_script == SCRIPT_EVERY))
         return self._trials.left_seconds > needed
+
+    def _expected(self, arm: Arm) -> float:
+        """Of an arm not tried yet: each of its members takes as much longer than the script as it did by itself, or as
+        its technique says."""
+        script, longer = self.course.arms[SCRIPT].seconds, 0.0
+        for choice in arm.plan:
+            alone = self.course.arms.get(alone_name([choice]))
+            is_known = alone is not None and alone.seconds > 0
+            longer += max(0.0, alone.seconds - script) if is_known else choice.technique.start_up_seconds
+        return script + longer
 
 
 def run_course(work: Work, techniques: Sequence[Technique], path: str, repeats: int, parity: bool) -> None:

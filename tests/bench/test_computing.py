@@ -267,3 +267,16 @@ def test_a_script_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found["facts"]["trials"] == len(found["trials"]) >= 4 and found["trials"][0]["step_seconds"]
     assert str(tmp_path) not in json.dumps({**found, "trials": []})
     assert "fused-optimizer" in capsys.readouterr().out
+
+
+def test_what_is_combined_is_expected_to_take_what_its_members_took() -> None:
+    course, bench, clock = Course(), FakeBench(Clock(), LEVELS), Clock()
+    work = computing.Work(course, bench, clock, SimpleNamespace(said=print), random.Random(0), lambda: None)
+    slow, sharp = (Choice(kind(), {}) for kind in (Slow, Sharp))
+    course.arms["script"].seconds = 10.0
+    both = course.arm(computing.TOGETHER, [slow, sharp])
+    said = slow.technique.start_up_seconds + sharp.technique.start_up_seconds
+    assert said > 0 and work._expected(both) == 10.0 + said
+    course.arm(computing.alone_name([slow]), [slow]).seconds = 12.0
+    course.arm(computing.alone_name([sharp]), [sharp]).seconds = 9.0
+    assert work._expected(both) == 12.0
