@@ -67,6 +67,22 @@ def test_anything_else_is_not(made) -> None:
         assert not is_aside(own, moment, loss, stranger)
 
 
+def test_nobody_touches_a_batch_that_is_still_to_be_moved() -> None:
+    asked = []
+
+    class Waiting(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            asked.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    moment, loss, batch = Noted(), torch.tensor(1.0), torch.ones(2).as_subclass(Waiting)
+    asked.clear()
+    own = Made(moment, [loss], [batch])
+    assert is_aside(own, moment, loss) and not is_aside(own, moment, loss, batch)
+    assert asked == []
+
+
 def test_what_was_changed_since_is_not(made) -> None:
     own, moment, loss, x = made
     x.add_(1)

@@ -26,7 +26,8 @@ class Made:
 
     def __init__(self, moment: Moment, results: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
         self._moment, self._asked_from = moment, _place(moment)
-        self._known = {id(one): (weakref.ref(one), one._version) for one in (*inputs, *results)}
+        plain = [one for one in (*inputs, *results) if type(one) is torch.Tensor]  # to ask others is to use them
+        self._known = {id(one): (weakref.ref(one), one._version) for one in plain}
 
     def reading(self, values: Sequence[Any]) -> AbstractContextManager[Any]:
         """Aside, where the values are plain numbers or known from the pass; where one is not, nothing is changed."""
@@ -37,13 +38,10 @@ class Made:
         return self._moment.aside()
 
     def _is_known(self, value: Any) -> bool:
-        known, version = self._known.get(id(value), (_nobody, 0))
-        return known() is value and type(value) is torch.Tensor and value._version == version
+        known, version = self._known.get(id(value), (None, 0))
+        return known is not None and known() is value and value._version == version
 
 
 def _place(moment: Moment) -> tuple[int, Any]:
     """Work of other threads and queues is in no order with ours."""
     return threading.get_ident(), moment.queue
-
-
-def _nobody() -> None: ...
