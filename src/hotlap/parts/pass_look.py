@@ -89,6 +89,9 @@ def written(function: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
+    """All there are in it; most often there is nothing else, and every step asks."""
+    if type(values) in (tuple, list) and all(isinstance(one, torch.Tensor) for one in values):
+        return list(values)
     return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 

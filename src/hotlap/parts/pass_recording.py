@@ -241,6 +241,8 @@ def detached(results: Any) -> Any:
 def copied(results: Any) -> Any:
     if isinstance(results, torch.Tensor):
         return results.clone()
+    if type(results) is tuple and all(isinstance(one, torch.Tensor) for one in results):
+        return tuple(one.clone() for one in results)
     return tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, results)
 
 
