@@ -41,10 +41,10 @@ def found(body: str, after: str = "    return total, right, seen, loss, out\n"):
         ("total += float(loss) * x.size(0)", "total loss x"),
         ("_, p = out.max(1)\nseen += y.shape[0]\nright += p.eq(y).sum().item()", "out seen y right"),
         ("right += (out.argmax(dim=1) == y).float().mean().item()", "right out y"),
-        ("right += int((torch.argmax(out, 1) == y).sum())\nseen += len(y)", "right out y seen"),
+        ("right += int((torch.argmax(out, 1) == y).sum())", "right out y"),
         ("values, best = out.detach().topk(2, 1)\nright += best[0].tolist()[0]", "out right"),
-        ("now = loss.item()\ntotal = 0.9 * total + 0.1 * now", "loss total"),
-        ("now, seen = loss.item(), seen + len(y)\ntotal += now", "loss seen y total"),
+        ("now = loss.item()\ntotal = 0.9 * total + 0.1 * now + out.mean().item()", "loss total out"),
+        ("now, seen = loss.item(), seen + len(y)", "loss seen y"),
         ("best = out.data.max(1, keepdim=True)[1]\nright += best.eq(y.view_as(best)).sum().item()", "out right y"),
     ],
 )
@@ -81,8 +81,13 @@ def test_they_end_where_something_else_is_done() -> None:
 
 
 def test_they_need_not_come_at_once() -> None:
-    lines, _, _ = found("print(seen)\nseen += 1\ntotal += loss.item()")
-    assert lines == ["seen += 1", "total += loss.item()"]
+    lines, _, _ = found("print(seen)\nmean = out.mean()\ntotal += loss.item() + mean.item()")
+    assert lines == ["mean = out.mean()", "total += loss.item() + mean.item()"]
+
+
+def test_numbers_before_and_after_stay_outside() -> None:
+    lines, names, _ = found("seen += 1\ntotal += loss.item()\nseen += 1\nrate = (seen + 1) / len(loader)\nprint(rate)")
+    assert lines == ["total += loss.item()"] and names == ("total", "loss")
 
 
 def test_no_tensor_leaves_them() -> None:
@@ -94,8 +99,9 @@ def test_no_tensor_leaves_them() -> None:
 
 
 def test_a_result_that_is_set_anew_is_plain_from_then_on() -> None:
-    lines, names, _ = found("loss = loss.item()\ntotal += loss")
-    assert lines == ["loss = loss.item()", "total += loss"] and names == ("loss", "total")
+    lines, names, _ = found("loss = loss.item()\ntotal += loss + out.mean().item()")
+    assert len(lines) == 2 and names == ("loss", "total", "out")
+    assert found("loss = loss.item()\ntotal += loss.item()")[0] == ["loss = loss.item()"]
 
 
 def test_what_a_function_for_one_step_returns() -> None:

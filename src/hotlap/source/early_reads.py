@@ -53,11 +53,11 @@ def readings(source: Source, found: Pass) -> Readings | None:
                 break
             run = _Run(source, found)
     while run.reads:
-        first, last = run.statements[0], run.statements[-1]
-        leaving = run.leaving()
-        if leaving is None:
-            return Readings(tuple(run.statements), tuple(run.names)) if can_wrap(source, first, last) else None
-        kept, run = run.statements[:leaving], _Run(source, found)
+        kept = run.needed()
+        if kept == run.statements:
+            is_alone = can_wrap(source, kept[0], kept[-1])
+            return Readings(tuple(kept), tuple(run.names)) if is_alone else None
+        run = _Run(source, found)
         for statement in kept:
             run.goes_on_with(statement)
     return None
@@ -92,31 +92,45 @@ class _Run:
     def __init__(self, source: Source, found: Pass) -> None:
         self._source = source
         self.statements: list[ast.stmt] = []
-        self.reads = False
+        self._working: set[ast.stmt] = set()  # those with more than numbers in them,
+        self._reading: set[ast.stmt] = set()  # and those that read
+        self._is_reading = self._is_working = False
         self.names: dict[str, None] = {}
         self._tensors = {*found.results, *found.inputs}
         self._set: set[str] = set()  # names that it sets, to whatever
 
     def goes_on_with(self, statement: ast.stmt) -> bool:
-        before = self.reads, dict(self.names), set(self._tensors), set(self._set)
+        before = dict(self.names), set(self._tensors), set(self._set)
+        self._is_reading = self._is_working = False
         try:
             self._take(statement)
         except _SomethingElse:
-            self.reads, self.names, self._tensors, self._set = before
+            self.names, self._tensors, self._set = before
             return False
         self.statements.append(statement)
+        self._working |= {statement} if self._is_working else set()
+        self._reading |= {statement} if self._is_reading else set()
         return True
 
-    def leaving(self) -> int | None:
-        """The first of its statements that makes a tensor which is used elsewhere, where nobody would wait for it."""
+    @property
+    def reads(self) -> bool:
+        return bool(self._reading)
+
+    def needed(self) -> list[ast.stmt]:
+        """Its statements, up to the first that makes a tensor which is used elsewhere, where nobody would wait for it;
+        from the first that works with a tensor to the last that reads one."""
         inside = {node for statement in self.statements for node in ast.walk(statement)}
-        for number, statement in enumerate(self.statements):
-            targets = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-            made = [one for one in targets if isinstance(one.ctx, ast.Store) and one.id in self._tensors]
-            uses = (use for target in made for use in self._source.uses(target))
-            if any(isinstance(use.ctx, ast.Load) and use not in inside for use in uses):
-                return number
-        return None
+        kept = list(itertools.takewhile(lambda one: not self._hands_on(one, inside), self.statements))
+        kept = list(itertools.dropwhile(lambda one: one not in self._working, kept))
+        while kept and kept[-1] not in self._reading:
+            kept.pop()
+        return kept
+
+    def _hands_on(self, statement: ast.stmt, inside: set[ast.AST]) -> bool:
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        made = [one for one in names if isinstance(one.ctx, ast.Store) and one.id in self._tensors]
+        uses = (use for target in made for use in self._source.uses(target))
+        return any(isinstance(use.ctx, ast.Load) and use not in inside for use in uses)
 
     def _take(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -157,6 +171,7 @@ class _Run:
         if isinstance(node, ast.Name) or name in self._tensors:
             if name not in self._set:
                 self.names[str(name)] = None
+            self._is_working |= name in self._tensors
             return name in self._tensors
         if isinstance(node, ast.Attribute) and node.attr in ("shape", *_VIEWS) and self._is_tensor(node.value):
             return node.attr != "shape"
@@ -179,8 +194,8 @@ class _Run:
     def _called(self, call: ast.Call) -> bool:
         name, given = self._source.name_of(call.func) or "", [*call.args, *(one.value for one in call.keywords)]
         has_tensors = self._any(given)
-        if name in _OF_PYTHON:
-            self.reads |= has_tensors and name != "len"
+        if name in _OF_PYTHON and (has_tensors or name != "len"):
+            self._is_reading |= has_tensors and name != "len"
             return False
         if name.startswith("torch."):
             if name.removeprefix("torch.") not in _WORK or not has_tensors:
@@ -189,7 +204,7 @@ class _Run:
         word = method(call)
         if word is None or not self._is_tensor(receiver(call)):
             raise _SomethingElse
-        self.reads |= word in _READING
+        self._is_reading |= word in _READING
         if word in _READING or word in _SIZES:
             return False
         if word in _WORK:
