@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -12,9 +12,10 @@ from played_recorder import PlayedPasses
 from torch import nn
 from torch.nn import functional as F
 
-from hotlap.parts import recorded_pass
+from hotlap.parts import graph_recorder, pass_recording, recorded_pass
 from hotlap.parts.early_results import Made
 from hotlap.parts.late_reads import Later
+from hotlap.parts.pass_look import tensors
 from hotlap.parts.recorded_pass import RecordedPass, read_early, reading_early
 
 
@@ -168,6 +169,89 @@ def test_numbers_that_are_read_late_hurry_nobody(trained) -> None:
         assert not own.is_read
     with reading_early(function, 1.0, torch.tensor(2.0)):
         assert own.is_read
+
+
+class Meanwhile(Noted):
+    """A moment at which results are others than when the pass has gone back, until somebody has waited for that."""
+
+    def __init__(self, own: RecordedPass) -> None:
+        super().__init__()
+        self._own, self.is_over = own, True
+
+    @contextmanager
+    def aside(self):
+        results = [one for recording in self._own._graphs.values() for one in tensors(recording.results)]
+        by = 0 if self.is_over else 1
+        for one in results:
+            one.add_(by)
+        with super().aside():
+            yield
+        for one in results:
+            one.sub_(by)
+
+
+def test_results_that_going_back_changes_are_read_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 1)
+    optimizer, recorder = torch.optim.SGD(model.parameters(), lr=0.0), Recorder(model)
+    own, waits = RecordedPass(recorder), pass_recording._overflow
+    recorder.noted = moment = Meanwhile(own)
+    recorder.spoil = lambda: setattr(moment, "is_over", False)
+    monkeypatch.setattr(pass_recording, "_overflow", lambda *given: setattr(moment, "is_over", True) or waits(*given))
+    own.is_read, x, found = True, torch.ones(6, 4), []
+    for _ in range(12):
+
+        def one_pass(x):
+            optimizer.zero_grad()
+            out = model(x).round()
+            loss = model(x).square().mean()
+            loss.backward()
+            return out, loss
+
+        out, _ = own.run(one_pass, (x,))
+        optimizer.step()
+        found.append(out.tolist())
+    assert own.replays > 3 and own.made is None
+    assert all(one == found[0] for one in found)
+
+
+def test_a_tensor_without_a_version_is_not_read_aside() -> None:
+    with torch.inference_mode():
+        x = torch.ones(3)
+    moment, loss = Noted(), torch.tensor(2.0)
+    own = Made(moment, [loss], [x])
+    assert is_aside(own, moment, loss) and not is_aside(own, moment, loss, x)
+
+
+def test_an_error_aside_stays_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is lost fails whatever is asked of it, also what comes after the script's own error."""
+
+    class Lost:
+        def wait_event(self, event) -> None: ...
+
+        def wait_stream(self, stream) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(graph_recorder._GraphMoment, "_streams", {0: Lost()})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Lost())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    moment = object.__new__(graph_recorder._GraphMoment)
+    moment._event, moment._device = None, 0
+    with pytest.raises(ValueError, match="the script's") as caught, moment.aside():
+        raise ValueError("the script's")
+    assert caught.value.__context__ is None
+    with pytest.raises(RuntimeError, match="device-side"), moment.aside():
+        pass
+
+
+@pytest.mark.parametrize("error", [TypeError, RuntimeError])
+def test_a_torch_without_such_events_records_all_the_same(error, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older ones do not know them; those for AMD's devices say when they are recorded that they do not."""
+
+    def refuses(**options) -> None:
+        raise error("External events are disallowed")
+
+    monkeypatch.setattr(torch.cuda, "Event", refuses)
+    assert graph_recorder.GraphRecorder().moment() is None
 
 
 def test_a_function_that_was_never_run_is_read_as_it_is() -> None:

@@ -503,6 +503,34 @@ def test_a_model_that_the_script_drops_is_let_go() -> None:
         assert gone() is None and not own._graphs
 
 
+@pytest.mark.parametrize("is_teacher", [False, True])
+def test_tensors_of_inference_mode_are_left_alone(is_teacher: bool) -> None:
+    """They have no version, and asking for it is an error."""
+
+    def trained(is_recorded: bool):
+        model = network()
+        optimizer, losses, own = torch.optim.SGD(model.parameters(), lr=0.1), [], RecordedPass(PlayedPasses(model))
+        with torch.inference_mode():
+            teacher = nn.Linear(4, 2).requires_grad_(False)
+        for number in range(STEPS):
+            x, _ = batch(number)
+            with torch.set_grad_enabled(is_teacher), torch.inference_mode(not is_teacher):
+                goal = x[:, :2].clone()
+
+            def one_pass(x, goal):
+                optimizer.zero_grad()
+                loss = (model(x) - goal - (teacher(x) if is_teacher else 0)).abs().mean()
+                loss.backward()
+                return loss
+
+            losses.append((own.run(one_pass, (x, goal)) if is_recorded else one_pass(x, goal)).item())
+            optimizer.step()
+        return losses, own
+
+    (theirs, _), (ours, own) = trained(False), trained(True)
+    assert ours == theirs and own.replays == 0 and "inference" in own.refused
+
+
 def test_a_pass_whose_batch_lies_outside_the_loop_has_no_inputs() -> None:
     x, y = batch(0)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import dataclasses
 import gc
+import importlib
 import os
 import random
 import secrets
+import signal
 import time
 import types
 from pathlib import Path
@@ -22,7 +25,7 @@ from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
 from hotlap.observe.run import LoaderFacts, Run
 from hotlap.parts import resident_loader
-from hotlap.parts.purity import reader, same, why_impure
+from hotlap.parts.purity import judged, reader, same, why_impure
 from hotlap.parts.resident import Refused, Resident, Room
 from hotlap.parts.resident_loader import serves, why_not
 from hotlap.technique import CannotHelp
@@ -453,3 +456,91 @@ def test_samples_are_looked_at_again_here_where_that_leaves_nothing_behind(
     assert bool(copies) is is_opening
     opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
     assert str(tmp_path / "file") not in opened
+
+
+class Leaving(Squares):
+    """Does something to the process that reads it."""
+
+    def __init__(self, leaves) -> None:
+        super().__init__()
+        self.leaves = leaves
+
+    def __getitem__(self, index: int):
+        self.leaves()
+        return super().__getitem__(index)
+
+
+def has_a_child() -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "is_seen"),
+    [
+        (lambda: None, False),
+        (lambda: os.listdir("/proc/self/fd"), False),
+        (lambda: os.environ.update(READ="1"), True),
+        (lambda: os.chdir("/"), True),
+        (lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN), True),
+        (lambda: _thread.start_new_thread(time.sleep, (60,)), True),  # as a library's, of which Python knows nothing
+        (has_a_child, True),
+        (lambda: torch.set_grad_enabled(False), True),
+        (lambda: importlib.import_module("met_by_a_sample"), True),
+    ],
+)
+def test_what_a_sample_leaves_behind_is_seen(leaves, is_seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "met_by_a_sample.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    verdict = judged(Leaving(leaves), range(4))
+    assert verdict.reason is None and verdict.leaves_something is is_seen
+
+
+def test_another_file_in_the_place_of_one_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    (tmp_path / "other").touch()
+    place = os.open(tmp_path / "one", os.O_RDONLY)
+
+    def puts_another_there() -> None:
+        other = os.open(tmp_path / "other", os.O_RDONLY)
+        os.dup2(other, place)
+        os.close(other)
+
+    try:
+        assert judged(Leaving(puts_another_there), range(4)).leaves_something
+    finally:
+        os.close(place)
+
+
+class Broken(Squares):
+    def __getitem__(self, index: int):
+        if index == 35:  # which is not among those that are tested
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+def test_an_error_that_a_worker_would_have_met_is_shown_as_its_own(kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident_loader, "free_cores", lambda workers: 0)
+    loader = DataLoader(Broken(), batch_size=5, num_workers=1)
+    for _, _ in zip(range(7), loader, strict=False):  # all but the last two
+        pass
+    with pytest.raises(KeyError, match="Caught KeyError in DataLoader worker process 0"):
+        list(loader)
+    assert serves(loader) and kept.withdrawn == []
+
+
+class Threaded(Squares):
+    """Stands for what adds up in another order with another number of threads."""
+
+    def __getitem__(self, index: int):
+        return super().__getitem__(index) | {"z": torch.get_num_threads()}
+
+
+def test_samples_are_looked_at_again_here_with_as_many_threads_as_a_worker_has(kept) -> None:
+    own = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        *_, served = epochs(4, dataset=Threaded(), num_workers=2)
+        assert served and kept.withdrawn == [] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(own)

@@ -124,7 +124,100 @@ def test_what_a_function_for_one_step_returns() -> None:
         ("losses.append(lambda: loss.item())", []),
         ("if seen:\n    losses.append(loss.item())", []),
         ("losses.append(other.item())", []),
+        ("losses.append(loss.item(kind=1))", []),
+        ("total += loss.item() / len(loader)", ["loss.item()"]),  # a loader is no number
+        ("totals[0] += loss.item()", ["loss.item()"]),  # nor is a list
     ],
 )
 def test_single_reads_in_other_statements(body: str, reads: list[str]) -> None:
     assert found(body)[2] == reads
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "dist.all_reduce(loss)",
+        "if seen:\n    dist.all_reduce(loss.detach())",
+        "reduced = loss\ndist.all_reduce(reduced)",
+        "loss.data.mul_(2)",
+        "meter(loss=loss)",
+        "del loss",
+    ],
+)
+def test_what_somebody_else_may_have_changed_is_waited_for(body: str) -> None:
+    """Not every change of a tensor is counted in it: that of `all_reduce` is not."""
+    lines, _, singles = found(f"{body}\ntotal += loss.item()\nlosses.append(loss.item())")
+    assert lines == [] and singles == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "losses.append(loss.item())",
+        "print(loss, f'{loss}', loss.shape, float(loss.detach()))",
+        "kept += loss.detach() * 2",
+        "hits = (out.argmax(1) == y.view_as(out)).sum(), out.max(1), len(y)",
+        "meter(out)",
+    ],
+)
+def test_what_is_only_looked_at_is_not(body: str) -> None:
+    assert found(f"{body}\nprint()\ntotal += loss.item()")[0] == ["total += loss.item()"]
+
+
+@pytest.mark.parametrize(("method", "is_early"), [("self.optimizer.step()", True), ("self.reduce()", False)])
+def test_what_a_method_may_have_changed_is_waited_for(method: str, is_early: bool) -> None:
+    text = f"""import torch
+from torch import nn
+class Trainer:
+    def __init__(self):
+        self.model = nn.Linear(2, 2).cuda()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+    def step(self, x):
+        self.loss = self.model(x).sum()
+        self.loss.backward()
+        {method}
+        return self.loss.item()
+    def run(self, loader):
+        for x in loader:
+            self.optimizer.zero_grad()
+            self.step(x.cuda())
+"""
+    source = Source(text)
+    (one,) = straight_passes(source)
+    assert (readings(source, one) is not None) is is_early
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "kept.append(out.to('cpu', non_blocking=True))",
+        "kept.append(out.to(device=torch.device('cpu'), non_blocking=True))",
+        "host.copy_(out, non_blocking=True)",
+        "took = start.elapsed_time(end)",
+    ],
+)
+def test_what_nobody_else_waits_for_is_waited_for(body: str) -> None:
+    lines, _, singles = found(f"total += loss.item()\nlosses.append(loss.item())\n{body}")
+    assert lines == [] and singles == []
+    assert found("total += loss.item()\nx = x.to('cuda', non_blocking=True)")[0] == ["total += loss.item()"]
+
+
+def test_a_name_for_a_result_is_no_number() -> None:
+    assert found("shown = loss\nprint()\nshown += out.sum().item()")[0] == []
+    assert found("rows = out\nprint()\nrows[0] += loss.item()")[0] == []
+
+
+def test_a_name_that_may_not_be_set_fails_in_its_own_statement() -> None:
+    assert found("mean = out.mean()\nunset += mean.item()")[0] == []
+    assert found("seen += 1\nunset += loss.item()")[0] == ["unset += loss.item()"]
+    assert found("total += loss.item()\nunset += 1")[0] == ["total += loss.item()"]
+    assert len(found("unset += loss.item()\nseen += out.mean().item()")[0]) == 2
+
+
+def test_a_tensor_that_is_added_to_afterwards_leaves() -> None:
+    assert found("best = out.argmax(1)\nright += best.sum().item()\nbest += 1")[0] == []
+
+
+def test_text_that_is_shown_is_left_as_it_is() -> None:
+    assert found("print(f'{loss.item()=}')")[2] == []
+    assert found("print(f'{loss.item() = :.2f}')")[2] == []

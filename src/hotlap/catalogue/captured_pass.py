@@ -42,7 +42,9 @@ class CapturedPass(Technique):
     is given up, with the reason, where it waits for the device, computes or draws on the host, prints, leaves something
     behind in Python (a counter, a list), has hooks, adds up gradients over several steps, or rests on what changes
     from step to step. Reads are left as they are where a statement does more than that, calls a function of the script,
-    or makes a tensor that is used elsewhere. Each shape of inputs has a graph of its own, three at most; a smaller last
+    or makes a tensor that is used elsewhere; where other code was given the loss before, as `all_reduce(loss)`; and in
+    files that measure by `elapsed_time` or copy to the host without waiting, since a read may be all that waits for
+    those. Each shape of inputs has a graph of its own, three at most; a smaller last
     batch runs as it is until it has come often enough. A recording keeps the memory of its activations for itself,
     about as much as a step needs on top of the weights. What the script gets back are copies without a graph of their
     own.

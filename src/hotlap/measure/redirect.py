@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import glob
 import inspect
 import io
 import os
@@ -63,11 +64,13 @@ class Redirect:
                 names[name] = replaced[id(names[name])]
         spawn.get_command_line = self._told(spawn.get_command_line, self._spawned)
         shutil._use_fd_functions = False  # type: ignore[attr-defined]  # paths, which can be redirected
-        if hasattr(pathlib, "_NormalAccessor"):  # Python 3.10 keeps references in a class
-            accessor = pathlib._NormalAccessor
-            for name, value in list(vars(accessor).items()):
-                if id(value) in replaced:
-                    setattr(accessor, name, staticmethod(replaced[id(value)]))
+        # Python 3.10 and 3.13 keep references in a class.
+        keepers = (getattr(pathlib, "_NormalAccessor", None), getattr(glob, "_StringGlobber", None))
+        for keeper in filter(None, keepers):
+            for name, value in list(vars(keeper).items()):
+                own = value.__func__ if isinstance(value, staticmethod) else value
+                if id(own) in replaced:
+                    setattr(keeper, name, staticmethod(replaced[id(own)]))
         return True
 
     def _patches(self) -> list[tuple[Callable[..., Any], Callable[..., Any]]]:

@@ -26,7 +26,8 @@ class Made:
 
     def __init__(self, moment: Moment, results: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
         self._moment, self._asked_from = moment, _place(moment)
-        plain = [one for one in (*inputs, *results) if type(one) is torch.Tensor]  # to ask others is to use them
+        # To ask others is to use them; and those made in inference mode have no version.
+        plain = [one for one in (*inputs, *results) if type(one) is torch.Tensor and not one.is_inference()]
         self._known = {id(one): (weakref.ref(one), one._version) for one in plain}
 
     def reading(self, values: Sequence[Any]) -> AbstractContextManager[Any]:

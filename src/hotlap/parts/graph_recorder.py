@@ -157,7 +157,7 @@ class GraphRecorder:
     def moment(self) -> Moment | None:
         try:
             return _GraphMoment()
-        except TypeError:  # of a torch whose events do not go out of a graph
+        except (TypeError, RuntimeError):  # of a torch whose events do not go out of a graph
             return None
 
     @contextmanager
@@ -214,8 +214,11 @@ class _GraphMoment:
         try:
             with torch.cuda.stream(self._stream):
                 yield
-        finally:
-            current.wait_stream(self._stream)
+        except BaseException:
+            with suppress(RuntimeError):  # of a device that is lost, as the script's own error tells
+                current.wait_stream(self._stream)
+            raise
+        current.wait_stream(self._stream)
 
     def spare(self, tensors: Iterable[torch.Tensor]) -> None:
         current = self.queue

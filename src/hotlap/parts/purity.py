@@ -14,9 +14,9 @@ import gc
 import io
 import os
 import random
+import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def reader(dataset: Any) -> Callable[[list[int]], list[Any]]:
 @dataclass(frozen=True)
 class Verdict:
     """On samples that were read a few times: the `reason` why they may not be kept, or None; and whether reading left
-    open files or threads behind in the process that read, or another data set than there was."""
+    something behind in the process that read, such as open files or threads, or another data set than there was."""
 
     reason: str | None
     leaves_something: bool = True
@@ -86,12 +86,33 @@ def judged(dataset: Any, indices: Sequence[int], state: Callable[[Any], int] = l
     return answer
 
 
-def _left_open() -> tuple[set[str], int] | None:
-    """Open files and threads; None where the system does not tell."""
+def _left_open() -> tuple[Any, ...] | None:
+    """Open files, threads and children, and what else a process has once for all its code; None where the system does
+    not tell. Threads of libraries count: what is forked later would wait for them in vain."""
     try:
-        return set(os.listdir("/proc/self/fd")), threading.active_count()
+        files = {(name, _target(name)) for name in os.listdir("/proc/self/fd")}
+        threads, folder = len(os.listdir("/proc/self/task")), os.getcwd()
     except OSError:
         return None
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    packages = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+    settings = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads(), list(sys.path)
+    return files, threads, _has_children(), folder, dict(os.environ), handlers, packages, settings
+
+
+def _target(file: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{file}")
+    except OSError:  # the listing itself, which is over
+        return ""
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _why_impure(dataset: Any, indices: list[int], state: Callable[[Any], int], generators: list[Any]) -> str | None:

@@ -253,6 +253,9 @@ class RecordedPass:
         except Unfit as reason:
             self._give_up(str(reason))
             return call.plain()
+        if any(one.is_inference() for one in (*grounds.tensors, *tensors(call.leaves))):
+            self._give_up("it works with tensors of inference mode, of which nobody can tell whether they change")
+            return call.plain()
         look, before = Look(device.type, call.inputs, grounds), host_generators(device.type)
         lasting = [one for one in grounds.tensors if is_weight(one)] + tensors(call.leaves)
         versions, losses = [one._version for one in lasting], list[Any]()

@@ -70,6 +70,7 @@ class ResidentSamples:
         self._seen_state: int | None = None
         self._seen_at_a_glance: list[Any] = []
         self._process = os.getpid()
+        self._has_workers = True  # of all loaders so far
         self._is_read_here = False  # by a loader without workers, or because that was seen to leave nothing behind
         self._reading = threading.RLock()
         self._has_fillers = False  # or had, or was found to bear none
@@ -97,7 +98,8 @@ class ResidentSamples:
         if self.store is None:
             return False
         dataset = loader.dataset
-        self._is_read_here = self._is_read_here or not loader.num_workers
+        self._has_workers = self._has_workers and loader.num_workers > 0
+        self._is_read_here = self._is_read_here or not self._has_workers
         if self._seen_state is None:
             try:
                 verdict = self._judged(loader)
@@ -196,12 +198,9 @@ class ResidentSamples:
         dataset = self._dataset()
         if not self._is_read_here:
             with contextlib.suppress(NoAnswer):
-                samples = asked(lambda: _read_or_raised(dataset, index), _PATIENCE_SECONDS)
-                if isinstance(samples, ExceptionWrapper):
-                    samples.reraise()
-                return samples
+                return _or_raised(asked(lambda: _read_or_raised(dataset, index), _PATIENCE_SECONDS))
         with self._reading:  # several loaders may be drawn ahead, by a thread each
-            return reader(dataset)(index)
+            return _read_as_a_worker(dataset, index) if self._has_workers else reader(dataset)(index)
 
     def _give_up(self, reason: str) -> None:
         self.close()
@@ -284,6 +283,23 @@ def _read_or_raised(dataset: Any, index: Any) -> Any:
         return tree_map_only(torch.Tensor, torch.clone, reader(dataset)(index))  # a view would bring all it looks at
     except Exception:
         return ExceptionWrapper(where="in DataLoader worker process 0")
+
+
+def _read_as_a_worker(dataset: Any, index: Any) -> Any:
+    """Here, but with one thread, as workers and forked copies have: more of them may add up in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _or_raised(_read_or_raised(dataset, index))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _or_raised(samples: Any) -> Any:
+    """What a worker made, or its error, as a loader would show it."""
+    if isinstance(samples, ExceptionWrapper):
+        samples.reraise()
+    return samples
 
 
 def _glance(value: Any, depth: int = 2) -> list[Any]:

@@ -10,25 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hotlap.source.bodies import constant, method, own_nodes, receiver
+from hotlap.source.callers import parameters
 from hotlap.source.edits import can_wrap
+from hotlap.source.handed_on import OF_PYTHON, READING, SIZES, VIEWS, WORK, handed_on
+from hotlap.source.loops import Function
 from hotlap.source.names import spelling
 from hotlap.source.straight_passes import Pass
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
 
-# Methods of tensors, and functions of torch, that change nothing and go nowhere else.
-_WORK = {"abs", "all", "any", "argmax", "argmin", "bool", "clone", "detach", "double", "eq", "exp", "expand_as"}
-_WORK |= {"flatten", "float", "ge", "gt", "int", "le", "log_softmax", "long", "lt", "max", "mean", "min", "ne"}
-_WORK |= {"norm", "reshape", "round", "sigmoid", "softmax", "sqrt", "square", "squeeze", "std", "sum", "t"}
-_WORK |= {"topk", "unsqueeze", "var", "view", "view_as"}
-_READING = {"item", "tolist"}  # methods that give plain numbers, once the device has come so far
-_SIZES = {"size", "numel", "dim"}
-_OF_PYTHON = {"float", "int", "len"}
-_VIEWS = {"T", "data"}
 _KEYWORDS = {"axis", "dim", "keepdim", "k", "unbiased"}
 _ARITHMETIC = ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod | ast.Pow
 _COMPREHENSION = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_SETTING = ast.Assign | ast.AnnAssign | ast.AugAssign
 _COMPARING = ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
 
 
@@ -46,12 +41,15 @@ class Readings:
 
 def readings(source: Source, found: Pass) -> Readings | None:
     """The first statements after a pass that do nothing but work with its results, if they read any."""
+    if _leans_on_waiting(source):
+        return None
     run = _Run(source, found)
     for statement in _after(source, found):
         if not run.goes_on_with(statement):
             if run.reads:
                 break
             run = _Run(source, found)
+            run.goes_on_with(statement)
     while run.reads:
         kept = run.needed()
         if kept == run.statements:
@@ -66,12 +64,16 @@ def readings(source: Source, found: Pass) -> Readings | None:
 def single_reads(source: Source, found: Pass, beside: Readings | None) -> Iterator[ast.Call]:
     """`loss.item()` in what else is done in every step: `losses.append(loss.item())`."""
     taken = beside.statements if beside is not None else ()
-    for statement in _after(source, found):
+    for statement in [] if _leans_on_waiting(source) else _after(source, found):
         if statement in taken or not isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.Return):
             continue
         for node in own_nodes(source, statement):
-            is_read = isinstance(node, ast.Call) and method(node) == "item" and not node.args
-            if is_read and spelling(receiver(node)) in found.results and not _is_put_off(source, node, statement):
+            if not isinstance(node, ast.Call) or method(node) != "item" or node.args or node.keywords:
+                continue
+            name = spelling(receiver(node))
+            if name not in found.results or name in _handed_on_before(source, found, statement):
+                continue
+            if not _is_put_off(source, node, statement) and not _is_shown_as_written(source, node):
                 yield node
 
 
@@ -86,11 +88,40 @@ def _is_put_off(source: Source, node: ast.AST, statement: ast.stmt) -> bool:
     return any(isinstance(one, ast.IfExp | ast.BoolOp | ast.Lambda | _COMPREHENSION) for one in between)
 
 
+def _is_shown_as_written(source: Source, node: ast.AST) -> bool:
+    """`f"{loss.item()=}"`, where Python puts the text before the equals sign into the string."""
+    strings = (one for one in source.ancestors(node) if isinstance(one, ast.JoinedStr))
+    return any(".item" in str(constant(part)) for string in strings for part in string.values)
+
+
+def _leans_on_waiting(source: Source) -> bool:
+    """Whether a file has work whose end nobody waits for but a read: times between events, and copies to the host that
+    are not waited for."""
+    calls = (node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
+    return source.mentions("elapsed_time") or (source.mentions("non_blocking") and any(map(_goes_to_host, calls)))
+
+
+def _goes_to_host(call: ast.Call) -> bool:
+    flags = [one.value for one in call.keywords if one.arg == "non_blocking"]
+    if not flags or constant(flags[0]) is False:
+        return False
+    places = [*call.args[:1], *(one.value for one in call.keywords if one.arg == "device")]
+    places += [one.args[0] for one in places if isinstance(one, ast.Call) and one.args]  # of `torch.device("cpu")`
+    return method(call) in ("copy_", "cpu") or any(str(constant(one)).startswith("cpu") for one in places)
+
+
+def _handed_on_before(source: Source, found: Pass, statement: ast.stmt) -> set[str]:
+    """Results and inputs of a pass that somebody else has got hold of by then. `dist.all_reduce(loss)` and what is done
+    to `loss.data` leave no trace in the tensor itself."""
+    after, names = _after(source, found), {*found.results, *found.inputs}
+    return set().union(*(handed_on(source, one, names) for one in after[: after.index(statement)]))
+
+
 class _Run:
     """Statements in a row, as far as they have been looked at."""
 
     def __init__(self, source: Source, found: Pass) -> None:
-        self._source = source
+        self._source, self._pass = source, found
         self.statements: list[ast.stmt] = []
         self._working: set[ast.stmt] = set()  # those with more than numbers in them,
         self._reading: set[ast.stmt] = set()  # and those that read
@@ -98,8 +129,11 @@ class _Run:
         self.names: dict[str, None] = {}
         self._tensors = {*found.results, *found.inputs}
         self._set: set[str] = set()  # names that it sets, to whatever
+        self._handed_on: set[str] = set()  # names of tensors that others could change before it
 
     def goes_on_with(self, statement: ast.stmt) -> bool:
+        if not self.statements:
+            self._handed_on = _handed_on_before(self._source, self._pass, statement)
         before = dict(self.names), set(self._tensors), set(self._set)
         self._is_reading = self._is_working = False
         try:
@@ -130,7 +164,10 @@ class _Run:
         names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
         made = [one for one in names if isinstance(one.ctx, ast.Store) and one.id in self._tensors]
         uses = (use for target in made for use in self._source.uses(target))
-        return any(isinstance(use.ctx, ast.Load) and use not in inside for use in uses)
+        return any(use not in inside and self._is_read(use) for use in uses)
+
+    def _is_read(self, use: ast.Name) -> bool:
+        return isinstance(use.ctx, ast.Load) or isinstance(self._source.parent(use), ast.AugAssign)
 
     def _take(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -139,8 +176,8 @@ class _Run:
             for one, is_tensor in zip(names, self._assigned(statement.value, len(names)), strict=True):
                 self._set_to(one, is_tensor)
         elif isinstance(statement, ast.AugAssign) and isinstance(statement.op, _ARITHMETIC):
-            load = ast.Name(statement.target.id) if isinstance(statement.target, ast.Name) else statement.target
-            if self._is_tensor(load) or self._is_tensor(statement.value):
+            target, value = statement.target, statement.value
+            if not isinstance(target, ast.Name) or self._is_tensor(target) or self._is_tensor(value):
                 raise _SomethingElse
         elif isinstance(statement, ast.Return) and statement.value is not None:
             value = statement.value
@@ -170,10 +207,10 @@ class _Run:
             return False
         if isinstance(node, ast.Name) or name in self._tensors:
             if name not in self._set:
-                self.names[str(name)] = None
+                self._comes_from_outside(node, str(name))
             self._is_working |= name in self._tensors
             return name in self._tensors
-        if isinstance(node, ast.Attribute) and node.attr in ("shape", *_VIEWS) and self._is_tensor(node.value):
+        if isinstance(node, ast.Attribute) and node.attr in ("shape", *VIEWS) and self._is_tensor(node.value):
             return node.attr != "shape"
         if isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC):
             return self._any([node.left, node.right])
@@ -187,6 +224,24 @@ class _Run:
             return self._called(node)
         raise _SomethingElse
 
+    def _comes_from_outside(self, node: ast.expr, name: str) -> None:
+        """It is looked at before the first of the statements, which must not fail where its own statement would."""
+        is_plain = isinstance(node, ast.Name) and name not in self._tensors
+        if name in self._handed_on or (is_plain and self._may_be_tensor(node)):
+            raise _SomethingElse
+        if is_plain and self.statements and not _is_surely_set(self._source, name, self.statements[0]):
+            raise _SomethingElse
+        self.names[name] = None
+
+    def _may_be_tensor(self, node: ast.expr) -> bool:
+        """Whether a name that seems to be a number is set to a result or an input somewhere."""
+        assert isinstance(node, ast.Name)
+        setting = map(self._source.statement, self._source.uses(node))
+        names = {*self._pass.results, *self._pass.inputs}
+        return any(
+            isinstance(one, _SETTING) and _sets(one, node.id) and handed_on(self._source, one, names) for one in setting
+        )
+
     def _any(self, nodes: Iterable[ast.expr]) -> bool:
         kinds = [self._is_tensor(node) for node in nodes]  # of each of them, since each is looked at
         return any(kinds)
@@ -194,19 +249,47 @@ class _Run:
     def _called(self, call: ast.Call) -> bool:
         name, given = self._source.name_of(call.func) or "", [*call.args, *(one.value for one in call.keywords)]
         has_tensors = self._any(given)
-        if name in _OF_PYTHON and (has_tensors or name != "len"):
+        if name == "len" and not has_tensors:  # of a loader, which is no number
+            raise _SomethingElse
+        if name in OF_PYTHON:
             self._is_reading |= has_tensors and name != "len"
             return False
         if name.startswith("torch."):
-            if name.removeprefix("torch.") not in _WORK or not has_tensors:
+            if name.removeprefix("torch.") not in WORK or not has_tensors:
                 raise _SomethingElse
             return True
         word = method(call)
         if word is None or not self._is_tensor(receiver(call)):
             raise _SomethingElse
-        self._is_reading |= word in _READING
-        if word in _READING or word in _SIZES:
+        self._is_reading |= word in READING
+        if word in READING or word in SIZES:
             return False
-        if word in _WORK:
+        if word in WORK:
             return True
         raise _SomethingElse
+
+
+def _is_surely_set(source: Source, name: str, statement: ast.stmt) -> bool:
+    """Whether a name has a value when a statement is reached: set before it in a block that it stands in."""
+    inner: ast.AST = statement
+    for above in source.ancestors(statement):
+        settings = [one for one in _earlier(source, inner) if isinstance(one, _SETTING) and one.value is not None]
+        if any(_sets(one, name) for one in settings):
+            return True
+        if isinstance(above, ast.For) and _sets(above.target, name):
+            return True
+        if isinstance(above, Function):
+            return name in parameters(above)
+        inner = above
+    return False
+
+
+def _earlier(source: Source, node: ast.AST) -> list[ast.stmt]:
+    block = source.block(node) if isinstance(node, ast.stmt) else []
+    return list(itertools.takewhile(lambda one: one is not node, block))
+
+
+def _sets(node: ast.AST, name: str) -> bool:
+    return any(
+        isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id == name for one in ast.walk(node)
+    )
