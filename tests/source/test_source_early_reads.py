@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hotlap.catalogue import find
 from hotlap.source.early_reads import readings, single_reads
+from hotlap.source.fix import rewritten
 from hotlap.source.module import Source
 from hotlap.source.straight_passes import straight_passes
 
@@ -221,3 +223,13 @@ def test_a_tensor_that_is_added_to_afterwards_leaves() -> None:
 def test_text_that_is_shown_is_left_as_it_is() -> None:
     assert found("print(f'{loss.item()=}')")[2] == []
     assert found("print(f'{loss.item() = :.2f}')")[2] == []
+
+
+def test_numbers_that_can_wait_longer_are_left_to_those_who_let_them() -> None:
+    """Whatever the order of a plan, `sync-free-loop` sees the loop before its statements are moved."""
+    source = Source(HEAD + "        total += loss.item()\n        print(out.mean().item())\n    print(total)\n")
+    both = [(find(name), None) for name in ("captured-pass", "sync-free-loop")]
+    texts = {rewritten(source, choices, unsafe=True, doubtful=True).text for choices in (both, both[::-1])}
+    assert len(texts) == 1
+    (text,) = texts
+    assert "total += read_later(loss)" in text and "recorded(one_pass" in text and "reading_early" not in text

@@ -17,6 +17,7 @@ class Fixes:
 
     id = "fixes"
     verbs = ("spot", "rewrite")
+    written_last = False
     default = {"n": 1}  # noqa: RUF012
 
     def __init__(self, fix="safe"):

@@ -20,7 +20,7 @@ from hotlap.source.edits import insert_argument, insert_before
 from hotlap.source.in_memory import rewrite_in_memory
 
 class Fixes:
-    id, verbs, default = "fixes", ("spot", "rewrite"), {}
+    id, verbs, default, written_last = "fixes", ("spot", "rewrite"), {}, False
     def spot(self, source):
         for call in source.calls("torch.f"):
             if not call.node.keywords:

@@ -21,6 +21,7 @@ class Prints:
 
     id = "prints"
     verbs = ("spot", "rewrite")
+    written_last = False
     default = {}  # noqa: RUF012
 
     def spot(self, source):

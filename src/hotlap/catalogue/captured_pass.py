@@ -71,6 +71,7 @@ class CapturedPass(Technique):
     traits = frozenset({"captured pass"})
     excludes = frozenset({"graphs of its own", "recorded calls"})  # of a part of the pass; plain compiled code is fine
     helps_with = frozenset({"low precision", "image layout", "fused update"})
+    written_last = True
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT

@@ -40,6 +40,9 @@ class Rewriter(Protocol):
     @property
     def default(self) -> Setting: ...
 
+    @property
+    def written_last(self) -> bool: ...
+
     def places(self, source: Any, setting: Any) -> Iterator[Site]: ...
 
     def rewrite(self, site: Any, setting: Any) -> Iterable[Edit]: ...
@@ -70,6 +73,7 @@ def rewritten(
     """As `fix_source`, with the line map that an in-memory rewrite needs for its tracebacks. `doubtful`: also where a
     technique only likely helps, which is settled when it was measured or asked for by name."""
     choices = [(one, setting) for one, setting in techniques_with_settings if {"spot", "rewrite"} <= set(one.verbs)]
+    choices.sort(key=lambda choice: choice[0].written_last)
     lines = {line: line for line in range(1, len(source.lines) + 1)}
     used: dict[str, None] = {}
     for _ in range(_MOST_PASSES):
