@@ -36,7 +36,10 @@ def test_its_facts_bring_nothing_down(waiting: Waiting) -> None:
         and waiting.ndim == waiting.dim() == 2
         and not waiting.requires_grad
     )
+    assert waiting._version == 0 and not waiting.is_inference()
     assert waiting._host is None
+    waiting.add_(1)
+    assert waiting._version > 0, "what is written into it counts"
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,12 @@ from PIL import Image
 
 from hotlap.parts.late_image import LateImage
 
-_ONCE = 1 << 24  # pixels: of larger ones Pillow may warn
-
 
 def from_array_late(original: Any, array: Any, *args: Any, **kwargs: Any) -> Any:
     """As `original(array)`, which is PIL's `Image.fromarray`. Only where that copies the array, so that nobody can tell
     from what is later written into it."""
     is_plain = type(array) is numpy.ndarray and array.dtype == numpy.uint8 and array.ndim == 3 and array.shape[2] == 3
-    if args or kwargs or not is_plain or not 0 < array.size < _ONCE:
+    if args or kwargs or not is_plain or not array.size:
         return original(array, *args, **kwargs)
     return OfArray(array.copy())
 

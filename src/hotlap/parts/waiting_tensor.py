@@ -17,7 +17,7 @@ _MOVES = (torch.Tensor.to, torch.Tensor.cuda)
 _METHODS = ("size", "dim", "numel", "__len__", "stride", "element_size")
 _METHODS += ("is_floating_point", "is_contiguous", "is_inference")
 _NAMES = ["shape", "dtype", "device", "ndim", "layout", "nbytes", "itemsize", "requires_grad", "grad_fn"]
-_NAMES += ["is_cuda", "is_meta", "is_sparse", "is_leaf", "is_quantized"]
+_NAMES += ["is_cuda", "is_meta", "is_sparse", "is_leaf", "is_quantized", "_version"]
 _ASKED = {getattr(torch.Tensor, name) for name in _METHODS} | {getattr(torch.Tensor, name).__get__ for name in _NAMES}
 
 
