@@ -61,8 +61,9 @@ class CapturedPass(Technique):
     evaluations included, unedited; later epochs took 0.83 ms. Plans with it in them were proven by `hotlap tune`:
     9.8 -> 0.96 ms on MNIST, 17.9 -> 3.2 ms on pytorch-cifar's ResNet18, and on minGPT's chargpt 20.3 -> 4.0 ms, where
     the model is compiled and then recorded: 8.6 ms recorded as it is. pytorch-cifar reads loss and hits in every step
-    for its progress bar. Without early reads its training steps took 0.90x the pace of a loop written by hand, which
-    reads nothing; with them 1.16x, and 1.04x over whole epochs with their tests, in two rounds by turns each.
+    for its progress bar. Beside a loop written by hand, which reads nothing, its training steps had 0.90x the pace
+    without early reads; with them 1.07x (one round) and 1.16x (two rounds), in other calls and on hosts of other speed;
+    and over whole epochs with their tests 0.92x and, after another change to those, 1.04x.
     """
 
     family = Family.COMPUTE
