@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -33,6 +33,7 @@ from hotlap.parts.early_results import Made, can_be_read
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
 from hotlap.parts.listening import listening
 from hotlap.parts.pass_grounds import Grounds
+from hotlap.parts.pass_listeners import Listeners, Nobody
 from hotlap.parts.pass_look import Look, host_generators, noting_backward, tensors
 from hotlap.parts.pass_recording import (
     NUMBERS,
@@ -54,46 +55,6 @@ _LIMIT = 1e-3  # how far loss and gradients may be apart, in proportion: 16-bit 
 _GRAPHS = 3  # kinds of inputs: the usual batch, a smaller last one
 _PATIENCE = 48  # passes in a row without a replay, after which no more is tried
 _TRIED = 8  # recordings after which each must have been worth eight replays
-
-
-class Listeners(Protocol):
-    """Who must know of replays, which torch tells nobody of."""
-
-    changes: int  # another number whenever somebody else begins or ends to take part in passes
-
-    @property
-    def are_there(self) -> bool:
-        """Whether anybody has to be told of a replay."""
-
-    @property
-    def why_not(self) -> str:
-        """Why nothing can be recorded now."""
-
-    def recording(self) -> AbstractContextManager[Any]:
-        """While it lasts, nobody is to be told of what is only recorded."""
-
-    def played(self, play: Callable[[], torch.Tensor], inputs: Sequence[Any]) -> None:
-        """Plays a pass, which gives its loss, and tells of it."""
-
-    def compared(self, difference: float, limit: float) -> None: ...
-
-    def refused(self, reason: str) -> None: ...
-
-
-class Nobody:
-    changes = 0
-    are_there = False
-    why_not = ""
-
-    def recording(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def played(self, play: Callable[[], torch.Tensor], inputs: Sequence[Any]) -> None:
-        play()
-
-    def compared(self, difference: float, limit: float) -> None: ...
-
-    def refused(self, reason: str) -> None: ...
 
 
 listeners: Listeners = Nobody()

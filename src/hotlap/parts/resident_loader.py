@@ -12,8 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hotlap.parts.forked import NoAnswer, asked, why_no_fork
@@ -21,6 +19,7 @@ from hotlap.parts.open_files import open_handle, shared_value
 from hotlap.parts.purity import Verdict, judged, reader
 from hotlap.parts.resident import Changed, Refused, Resident, Room
 from hotlap.parts.resident_iterators import iterator
+from hotlap.parts.worker_reads import or_raised, read_as_a_worker, read_or_raised
 
 _ENOUGH = 0.9  # of the data set at the start of an epoch: what is missing is loaded as it is asked for
 _ENOUGH_NOW = 0.99  # in the middle of one, while workers still load the rest faster
@@ -198,9 +197,9 @@ class ResidentSamples:
         dataset = self._dataset()
         if not self._is_read_here:
             with contextlib.suppress(NoAnswer):
-                return _or_raised(asked(lambda: _read_or_raised(dataset, index), _PATIENCE_SECONDS))
+                return or_raised(asked(lambda: read_or_raised(dataset, index), _PATIENCE_SECONDS))
         with self._reading:  # several loaders may be drawn ahead, by a thread each
-            return _read_as_a_worker(dataset, index) if self._has_workers else reader(dataset)(index)
+            return read_as_a_worker(dataset, index) if self._has_workers else reader(dataset)(index)
 
     def _give_up(self, reason: str) -> None:
         self.close()
@@ -276,30 +275,6 @@ def serves(loader: Any) -> bool:
 
 
 _served: set[int] = set()  # owners, as long as they live
-
-
-def _read_or_raised(dataset: Any, index: Any) -> Any:
-    try:
-        return tree_map_only(torch.Tensor, torch.clone, reader(dataset)(index))  # a view would bring all it looks at
-    except Exception:
-        return ExceptionWrapper(where="in DataLoader worker process 0")
-
-
-def _read_as_a_worker(dataset: Any, index: Any) -> Any:
-    """Here, but with one thread, as workers and forked copies have: more of them may add up in another order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _or_raised(_read_or_raised(dataset, index))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _or_raised(samples: Any) -> Any:
-    """What a worker made, or its error, as a loader would show it."""
-    if isinstance(samples, ExceptionWrapper):
-        samples.reraise()
-    return samples
 
 
 def _glance(value: Any, depth: int = 2) -> list[Any]:

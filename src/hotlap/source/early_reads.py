@@ -56,8 +56,7 @@ def readings(source: Source, found: Pass) -> Readings | None:
             is_alone = can_wrap(source, kept[0], kept[-1])
             return Readings(tuple(kept), tuple(run.names)) if is_alone else None
         run = _Run(source, found)
-        for statement in kept:
-            run.goes_on_with(statement)
+        all(map(run.goes_on_with, kept))  # up to the first that does not fit any more: they stay in a row
     return None
 
 
