@@ -50,7 +50,7 @@ class DeviceTransforms(Technique):
     photos of about 500x375 a batch, unedited, took 292 ms a step as it is and 43 ms with a plan of this and six others,
     proven by `hotlap tune`; the network alone takes 38. Decoding a batch takes 13 to 20 ms, in a thread of its own.
     With nothing trained beside it, `ImageLoader` fed 9,800 such photos a second, torch's loader with 16 workers 3,600.
-    Small images wait for workers too: for 128 of CIFAR-10's, cropped and flipped, one core of an EPYC took 4.4 ms
+    Small images wait for workers too: for 128 of CIFAR-10's size, cropped and flipped, an EPYC's core took 4.4 ms
     here and 19 ms the script's own way.
     The chip decodes beside the training only if CUDA opens more than its usual eight queues, which this asks for
     (`CUDA_DEVICE_MAX_CONNECTIONS`), unless you have set a number: 14 ms a batch instead of 930.
