@@ -203,6 +203,15 @@ def test_what_did_not_fit_is_listed_and_nothing_is_concluded() -> None:
     assert made.found.cut_short and "try --budget" in made.found.caveats[0]
 
 
+@pytest.mark.parametrize(("budget", "asked"), [(4.5, [("fast", "other")]), (3.5, [])])
+def test_all_together_are_tried_once_although_the_proof_has_no_room_yet(budget: float, asked: list) -> None:
+    bench = Made(LEVELS)
+    made = search(bench, Fast(), Other(), budget=budget, together=True)
+    made.screening.run()
+    assert bench.asked[3:] == asked
+    assert [str(choice) for choice in made.found.plan] == (["fast", "other"] if asked else [])
+
+
 # what is on record ------------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,12 @@ class Purse:
         wanted = trials * self.plan_seconds + start_up_seconds
         return self.until_proof >= wanted + self.reserved + self.for_epochs()
 
+    def has_time_to_look(self, plan: Sequence[Choice]) -> bool:
+        """Whether one trial ends within the budget, be it without room for a proof: while nothing has been tried there
+        is nothing to prove, and a plan that is much faster makes its proof shorter."""
+        start_up = sum(choice.start_up_seconds for choice in plan)
+        return self._bench.spent + self.trial_seconds + start_up <= self.seconds
+
     @property
     def until_proof(self) -> float:
         """Seconds left before the part of the budget that belongs to parity and to the proof by pairs."""

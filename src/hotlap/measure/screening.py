@@ -123,7 +123,8 @@ class Screening:
     def _take_in_together(self, group: list[Candidate]) -> list[Candidate] | None:
         """Those of a group that are settled by one trial of all; None where it gave no figure."""
         plan = self._attempts.plan_with([candidate.choice() for candidate in group])
-        if len(group) < 2 or not self._purse.has_room_for(plan):
+        has_time = self._purse.has_room_for(plan) or (not self.found.plan and self._purse.has_time_to_look(plan))
+        if len(group) < 2 or not has_time:
             return []
         timing = self._bench.time(plan, f"{len(group)} techniques together", "screen")
         run = timing.run
