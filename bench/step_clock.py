@@ -16,10 +16,39 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 ORDER = "HOTLAP_STEP_CLOCK"  # path, warmup_steps, warmup_seconds, window_seconds, period; as JSON
+
+
+class Marks:
+    """Points in time, on the device where there is one in use: events, read only when all of them are over."""
+
+    def __init__(self) -> None:
+        cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
+        self._cuda: Any = cuda if cuda is not None and cuda.is_initialized() else None
+        self.taken: list[Any] = []
+
+    def take(self) -> None:
+        if self._cuda is None:
+            self.taken.append(time.perf_counter())
+        else:
+            mark = self._cuda.Event(enable_timing=True)
+            mark.record()
+            self.taken.append(mark)
+
+    def wait(self) -> None:
+        if self._cuda is not None:
+            self._cuda.synchronize()
+
+    def between(self) -> list[float]:
+        """Seconds from each to the next."""
+        self.wait()
+        if self._cuda is None:
+            return [b - a for a, b in pairwise(self.taken)]
+        return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self.taken)]
 
 
 class Clock:
@@ -28,9 +57,8 @@ class Clock:
         self.born = time.perf_counter()
         self.steps = 0
         self.first = self.opened = 0.0
-        self.marks: list[Any] = []
+        self.marks = Marks()
         self.optimizer: Any = lambda: None  # a weak reference
-        self.is_on_gpu = False
 
     def updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls this after every update of every optimizer."""
@@ -48,35 +76,24 @@ class Clock:
         now = time.perf_counter()
         self.first = self.first or now
         if self.opened:
-            self._mark(cuda)
-            taken = len(self.marks) - 1
+            self.marks.take()
+            taken = len(self.marks.taken) - 1
             if taken % self.order["period"] == 0 and now - self.opened >= self.order["window_seconds"]:
-                self._close(cuda, taken)
+                self._close(taken)
         elif self.steps >= self.order["warmup_steps"] and now - self.first >= self.order["warmup_seconds"]:
-            self.is_on_gpu = cuda.is_initialized()
-            if self.is_on_gpu:
-                cuda.synchronize()
-            self._mark(cuda)
+            self.marks = Marks()
+            self.marks.wait()
+            self.marks.take()
             self.opened = time.perf_counter()
 
-    def _mark(self, cuda: Any) -> None:
-        if self.is_on_gpu:
-            mark = cuda.Event(enable_timing=True)
-            mark.record()
-        else:
-            mark = time.perf_counter()
-        self.marks.append(mark)
-
-    def _close(self, cuda: Any, taken: int) -> None:
-        if self.is_on_gpu:
-            cuda.synchronize()
+    def _close(self, taken: int) -> None:
+        self.marks.wait()
         seconds = time.perf_counter() - self.opened
-        between = (lambda a, b: a.elapsed_time(b) / 1e3) if self.is_on_gpu else (lambda a, b: b - a)
         optimizer = self.optimizer()
         groups = optimizer.param_groups if optimizer is not None else []
         figures = {
             "mean_seconds": seconds / taken,
-            "step_seconds": [between(a, b) for a, b in pairwise(self.marks)],
+            "step_seconds": self.marks.between(),
             "start_seconds": self.first - self.born,
             "warmup_seconds": self.opened - self.first,
             "warmup_steps": self.steps - taken,
@@ -90,13 +107,13 @@ class Clock:
         raise SystemExit(0)
 
 
-class _AfterOptimizers:
-    """Finds one module by the others' help and puts the clock behind its loading."""
+class AfterOptimizers:
+    """Finds one module by the others' help and calls somebody behind its loading."""
 
     name = "torch.optim.optimizer"
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, behind: Callable[[Any], object]) -> None:
+        self.behind = behind
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != self.name:
@@ -108,15 +125,15 @@ class _AfterOptimizers:
 
             def exec_module(module: Any) -> None:
                 load(module)
-                module.register_optimizer_step_post_hook(self.clock.updated)
+                self.behind(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _run_the_next() -> None:
+def run_the_next(own: str) -> None:
     """The sitecustomize that ours stands in front of."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    here = os.path.dirname(os.path.abspath(own))
     path = [entry for entry in sys.path if os.path.abspath(entry) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
     if spec is not None and spec.loader is not None:
@@ -124,7 +141,7 @@ def _run_the_next() -> None:
 
 
 if __name__ == "sitecustomize":
-    _run_the_next()
+    run_the_next(__file__)
     if ORDER in os.environ:
         CLOCK = Clock(json.loads(os.environ[ORDER]))
-        sys.meta_path.insert(0, _AfterOptimizers(CLOCK))
+        sys.meta_path.insert(0, AfterOptimizers(lambda module: module.register_optimizer_step_post_hook(CLOCK.updated)))
