@@ -27,6 +27,7 @@ class Attention:
     statements: list[ast.stmt]  # those that only make the weights, in order
     scales: list[tuple[ast.operator, ast.expr]] = field(default_factory=list)
     mask: str | None = None
+    filled: ast.expr | None = None  # where scores are filled, if that is how they are masked
     dropout: str | None = None
     doubts: list[str] = field(default_factory=list)
 
@@ -78,6 +79,7 @@ class _Reader:
         self.made: list[ast.stmt] = []
         self.scales: list[tuple[ast.operator, ast.expr]] = []
         self.mask: str | None = None
+        self.filled: ast.expr | None = None
         self.dropout: str | None = None
         self.doubts: list[str] = []
 
@@ -90,9 +92,8 @@ class _Reader:
         made = sorted(set(self.made), key=lambda one: one.lineno)
         if self._is_needed(made, product):
             return None
-        return Attention(
-            self.softmax, *factors, value, product, made, self.scales, self.mask, self.dropout, self.doubts
-        )
+        masks = self.mask, self.filled
+        return Attention(self.softmax, *factors, value, product, made, self.scales, *masks, self.dropout, self.doubts)
 
     def _back(self, node: ast.expr, at: ast.stmt, hops: int = 0) -> tuple[ast.expr, ast.expr] | None:
         """Query and key, through scaling and masking."""
@@ -144,6 +145,7 @@ class _Reader:
     def _masked(self, condition: ast.expr, value: ast.expr) -> None:
         if self.mask is not None:
             self.doubts.append("it has two masks")
+        self.filled = condition
         is_endless = ast.unparse(value).lower() in ("float('-inf')", "-torch.inf", "-math.inf", "-float('inf')")
         if not is_endless:
             self.doubts.append("it masks with a finite number")

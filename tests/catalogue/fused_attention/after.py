@@ -1,4 +1,5 @@
-"""Three attentions written by hand: causal with dropout, scaled by a constant, and in one line."""
+"""Attentions written by hand: causal in several spellings, scaled by a constant, in one line; and masks that only look
+causal, which stay tensors."""
 
 import math
 
@@ -19,8 +20,73 @@ class Causal(nn.Module):
         batch, length, width = x.shape
         q, k, v = self.mix(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         # every token looks back
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.past[:, :, :length, :length] != 0, dropout_p=self.drop.p if self.drop.training else 0.0)  # mixed values
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.drop.p if self.drop.training else 0.0)  # mixed values
         return out.transpose(1, 2).reshape(batch, length, width)
+
+
+class Head(nn.Module):
+    def __init__(self, width, longest):
+        super().__init__()
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.register_buffer("seen", torch.tril(torch.ones(longest, longest, dtype=torch.bool)), persistent=False)
+
+    def forward(self, x):
+        k = self.key(x)
+        q = self.query(x)
+        return F.scaled_dot_product_attention(q, k, x, is_causal=True, scale=1.0)
+
+
+def looks_back(x):
+    length = x.size(1)
+    return F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=1.0)
+
+
+class NearlyCausal(nn.Module):
+    def __init__(self, longest):
+        super().__init__()
+        self.register_buffer("ahead", torch.tril(torch.ones(longest, longest), diagonal=1))
+        self.register_buffer("strict", torch.tril(torch.ones(longest, longest), diagonal=-1))
+        self.register_buffer("past", torch.tril(torch.ones(longest, longest)))
+        self.register_buffer("changed", torch.tril(torch.ones(longest, longest)))
+
+    def see_all(self):
+        self.changed = torch.ones_like(self.past)
+
+    def one_ahead(self, x):
+        t = x.size(1)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=self.ahead[:t, :t] != 0, scale=1.0)
+
+    def without_itself(self, x):
+        t = x.size(1)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=self.strict[:t, :t] != 0, scale=1.0)
+
+    def looks_forth(self, x):
+        t = x.size(1)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=~(self.past[:t, :t] == 1), scale=1.0)
+
+    def unequal(self, x):
+        t = x.size(1)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=self.past[:t, :1] != 0, scale=1.0)
+
+    def last_rows(self, x):
+        t = x.size(1)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=self.past[-t:, :t] != 0, scale=1.0)
+
+    def reassigned(self, x):
+        t = x.size(1)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=self.changed[:t, :t] != 0, scale=1.0)
+
+    def with_a_cache(self, x, earlier):
+        t, k = x.size(1), torch.cat((earlier, x), dim=1)  # a single position sees them all
+        return F.scaled_dot_product_attention(x, k, k, attn_mask=self.past[:t, :t] != 0, scale=1.0)
+
+
+def rebuilt(x, others=None):
+    past = torch.tril(torch.ones(x.size(1), x.size(1)))
+    if others is not None:
+        past = past + others
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=past != 0, scale=1.0)
 
 
 def scaled(q, k, v, bias, scale=0.5):
@@ -32,13 +98,28 @@ def short(q, k, v):
 
 
 torch.manual_seed(0)
-model = Causal(8, 2)
+model = nn.Sequential(Causal(8, 2), Head(8, 32))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(8):
     optimizer.zero_grad()
     x = torch.randn(4, 16, 8)
-    y = model(x)
+    y = looks_back(model(x))
     loss = (scaled(y, x, x, torch.zeros(16, 16)) - short(x, y, y)).pow(2).mean()
     loss.backward()
     optimizer.step()
 print(f"{loss.item():.4f}")
+
+nearly = NearlyCausal(32)
+nearly.see_all()
+outputs = [
+    nearly.one_ahead(x),
+    nearly.without_itself(x)[:, 1:],  # the first sees nothing
+    nearly.looks_forth(x)[:, :-1],
+    nearly.unequal(x),
+    nearly.last_rows(x),
+    nearly.reassigned(x),
+    nearly.with_a_cache(x[:, -1:], x[:, :-1]),
+    rebuilt(x, torch.eye(16).flip(0)),
+]
+for output in outputs:
+    print(f"{output.pow(2).sum().item():.3f}")

@@ -1,4 +1,5 @@
-"""Three attentions written by hand: causal with dropout, scaled by a constant, and in one line."""
+"""Attentions written by hand: causal in several spellings, scaled by a constant, in one line; and masks that only look
+causal, which stay tensors."""
 
 import math
 
@@ -27,6 +28,74 @@ class Causal(nn.Module):
         return out.transpose(1, 2).reshape(batch, length, width)
 
 
+class Head(nn.Module):
+    def __init__(self, width, longest):
+        super().__init__()
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.register_buffer("seen", torch.tril(torch.ones(longest, longest, dtype=torch.bool)), persistent=False)
+
+    def forward(self, x):
+        k = self.key(x)
+        q = self.query(x)
+        scores = q @ k.mT
+        scores = scores.masked_fill(~self.seen[: x.size(1), : x.size(1)], float("-inf"))
+        return scores.softmax(dim=-1) @ x
+
+
+def looks_back(x):
+    length = x.size(1)
+    future = torch.triu(torch.ones(length, length, device=x.device), diagonal=1).bool()
+    return F.softmax((x @ x.mT).masked_fill(future, float("-inf")), dim=-1) @ x
+
+
+class NearlyCausal(nn.Module):
+    def __init__(self, longest):
+        super().__init__()
+        self.register_buffer("ahead", torch.tril(torch.ones(longest, longest), diagonal=1))
+        self.register_buffer("strict", torch.tril(torch.ones(longest, longest), diagonal=-1))
+        self.register_buffer("past", torch.tril(torch.ones(longest, longest)))
+        self.register_buffer("changed", torch.tril(torch.ones(longest, longest)))
+
+    def see_all(self):
+        self.changed = torch.ones_like(self.past)
+
+    def one_ahead(self, x):
+        t = x.size(1)
+        return F.softmax((x @ x.mT).masked_fill(self.ahead[:t, :t] == 0, float("-inf")), dim=-1) @ x
+
+    def without_itself(self, x):
+        t = x.size(1)
+        return F.softmax((x @ x.mT).masked_fill(self.strict[:t, :t] == 0, float("-inf")), dim=-1) @ x
+
+    def looks_forth(self, x):
+        t = x.size(1)
+        return F.softmax((x @ x.mT).masked_fill(self.past[:t, :t] == 1, float("-inf")), dim=-1) @ x
+
+    def unequal(self, x):
+        t = x.size(1)
+        return F.softmax((x @ x.mT).masked_fill(self.past[:t, :1] == 0, float("-inf")), dim=-1) @ x
+
+    def last_rows(self, x):
+        t = x.size(1)
+        return F.softmax((x @ x.mT).masked_fill(self.past[-t:, :t] == 0, float("-inf")), dim=-1) @ x
+
+    def reassigned(self, x):
+        t = x.size(1)
+        return F.softmax((x @ x.mT).masked_fill(self.changed[:t, :t] == 0, float("-inf")), dim=-1) @ x
+
+    def with_a_cache(self, x, earlier):
+        t, k = x.size(1), torch.cat((earlier, x), dim=1)  # a single position sees them all
+        return F.softmax((x @ k.mT).masked_fill(self.past[:t, :t] == 0, float("-inf")), dim=-1) @ k
+
+
+def rebuilt(x, others=None):
+    past = torch.tril(torch.ones(x.size(1), x.size(1)))
+    if others is not None:
+        past = past + others
+    return F.softmax((x @ x.mT).masked_fill(past == 0, float("-inf")), dim=-1) @ x
+
+
 def scaled(q, k, v, bias, scale=0.5):
     weights = torch.matmul(q, k.transpose(-1, -2)) * scale
     weights += bias
@@ -39,13 +108,28 @@ def short(q, k, v):
 
 
 torch.manual_seed(0)
-model = Causal(8, 2)
+model = nn.Sequential(Causal(8, 2), Head(8, 32))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(8):
     optimizer.zero_grad()
     x = torch.randn(4, 16, 8)
-    y = model(x)
+    y = looks_back(model(x))
     loss = (scaled(y, x, x, torch.zeros(16, 16)) - short(x, y, y)).pow(2).mean()
     loss.backward()
     optimizer.step()
 print(f"{loss.item():.4f}")
+
+nearly = NearlyCausal(32)
+nearly.see_all()
+outputs = [
+    nearly.one_ahead(x),
+    nearly.without_itself(x)[:, 1:],  # the first sees nothing
+    nearly.looks_forth(x)[:, :-1],
+    nearly.unequal(x),
+    nearly.last_rows(x),
+    nearly.reassigned(x),
+    nearly.with_a_cache(x[:, -1:], x[:, :-1]),
+    rebuilt(x, torch.eye(16).flip(0)),
+]
+for output in outputs:
+    print(f"{output.pow(2).sum().item():.3f}")
