@@ -3,11 +3,12 @@
     python bench/computing.py resnet50 --repeats 2 --seconds 1 --minutes 9
 
 Every technique for computing, updates and waits that says it can help here is asked, not named, and tried with its
-first setting. What gained, and what that makes worth more, goes together in the order of gains; then each of these is
-left out. First every arm has one trial, then all of them in turns, in an order drawn anew, with the script as
-it is before every fourth. A factor is taken against the script's trials before and after; its interval is over
-processes. With --minutes no trial outlives the limit, and the record says what was left out; --resume adds to a record
-of the same machine. Writes bench/results/computing/COURSE-MACHINE.json after every trial."""
+first setting, or with the next where that stands aside. What gained, and what that makes worth more, goes together in
+the order of gains; then each of these is left out. First every arm has one trial, then all of them in turns, in an
+order drawn anew, with the script as it is before every fourth. A factor is taken against the script's trials before and
+after; its interval is over processes. With --minutes no trial outlives the limit, and the record says what was left
+out; --resume adds to a record of the same machine. Writes bench/results/computing/COURSE-MACHINE.json after every
+trial."""
 
 from __future__ import annotations
 
@@ -45,6 +46,7 @@ from hotlap.technique import Choice, Family, Technique
 HERE = Path(__file__).resolve().parent
 FAMILIES = (Family.COMPUTE, Family.UPDATE, Family.SYNC)
 SCRIPT_EVERY = 4
+STOOD_ASIDE = "could not be applied: "
 ENDING_SECONDS = 20.0  # kept back: a trial at its limit is ended, and the record written
 
 
@@ -64,8 +66,8 @@ class OnTime(Trials):
         return super().run(dataclasses.replace(order, limit_seconds=limit), on_progress)
 
 
-def candidates(techniques: Sequence[Technique], run: Run, path: str) -> tuple[list[Choice], dict[str, str]]:
-    """Whoever can help here, with its first setting; and why the others cannot."""
+def candidates(techniques: Sequence[Technique], run: Run, path: str) -> tuple[list[list[Choice]], dict[str, str]]:
+    """Whoever can help here, with the settings worth trying, the first one first; and why the others cannot."""
     found, skipped = [], {}
     for technique in techniques:
         verdict = consider(technique, run)
@@ -75,7 +77,7 @@ def candidates(techniques: Sequence[Technique], run: Run, path: str) -> tuple[li
             skipped[technique.id] = "finds no place in this script's source"
         else:
             assert isinstance(verdict, Candidate)
-            found.append(verdict.choice())
+            found.append([Choice(technique, one.setting) for one in verdict.tries])
     return found, skipped
 
 
@@ -130,6 +132,15 @@ class Work:
             if self._since_script == SCRIPT_EVERY:
                 self.time(self.course.arms[SCRIPT])
             self.time(arm)
+
+    def take_others(self, arm: Arm, settings: Sequence[Choice]) -> None:
+        """The next settings of what stood aside by itself, until one does not."""
+        for choice in settings:
+            if not arm.trouble.startswith(STOOD_ASIDE):
+                return
+            self.course.skipped[str(arm.plan[0])] = arm.trouble
+            arm.plan, arm.trouble = (choice,), ""
+            self.take([arm], 1)
 
     def time(self, arm: Arm) -> None:
         timing = self._bench.time(arm.plan, arm.name, "confirm" if arm.plan else "baseline")
@@ -190,9 +201,12 @@ def run_course(work: Work, techniques: Sequence[Technique], path: str, repeats: 
     course = work.course
     run = work.look()
     found, course.skipped = candidates(techniques, run, path)
-    for choice in found:
-        course.arm(alone_name([choice]), [choice])
+    for first, *_ in found:
+        course.arm(alone_name([first]), [first])
     work.take(course.alone, 1)
+    for first, *others in found:
+        arm = course.arms[alone_name([first])]
+        work.take_others(arm, [one for one in others if str(one) not in (str(arm.plan[0]), *course.skipped)])
     if not course.combined:
         by_arm = gains(course.sessions)
         single = [(arm.plan[0], math.exp(by_arm[arm.name][0])) for arm in course.alone if arm.name in by_arm]

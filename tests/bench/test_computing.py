@@ -78,11 +78,11 @@ def choice(kind: type[Technique]) -> Choice:
     return Choice(kind(), {})
 
 
-def test_techniques_are_asked_and_have_their_first_setting(tmp_path: Path) -> None:
+def test_techniques_are_asked_and_have_their_first_setting_first(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     asked = [Sharp(), Absent(), Tiny(), Written()]
     found, skipped = computing.candidates(asked, RUN, str(tmp_path / "train.py"))
-    assert [(one.technique.id, one.setting) for one in found] == [("sharp", {"kind": "first"})]
+    assert [(one.technique.id, one.setting) for (one, *_) in found] == [("sharp", {"kind": "first"})]
     assert skipped["absent"] == "not here" and "at most 0.1 %" in skipped["tiny"]
     assert skipped["written"] == "finds no place in this script's source"
 
@@ -141,6 +141,7 @@ class FakeBench:
     levels: dict[str, float]
     trial_seconds: float = 10.0
     longer: dict[str, float] = field(default_factory=dict)  # than anyone could expect
+    aside: tuple[str, ...] = ()  # kinds that are withdrawn
     ran: list[str] = field(default_factory=list)
     times: list = field(default_factory=list)
 
@@ -153,6 +154,8 @@ class FakeBench:
             return Untimed("hang: no end within its limit", None, "")
         if self.levels[label] == 0:
             return Untimed("raised: ValueError", None, "")
+        if plan and plan[0].setting.get("kind") in self.aside:
+            return Untimed("could not be applied: not like this", None, "")
         return Timed(self.levels[label], RUN, "enough", taken, True)
 
 
@@ -241,6 +244,15 @@ def test_a_record_can_be_added_to(tmp_path: Path) -> None:
     assert "alone slow" not in bench.ran  # it failed before
     with pytest.raises(HotlapError, match="another torch"):
         arms.resumed(path, {**about, "torch": "2.14"})
+
+
+@pytest.mark.parametrize(("aside", "last"), [((), "first"), (("first",), "second"), (("first", "second"), "second")])
+def test_what_stands_aside_by_itself_is_tried_with_its_next_setting(aside: tuple[str, ...], last: str) -> None:
+    course, bench, _ = worked(repeats=2, asked=[Sharp], aside=aside)
+    arm = course.arms["alone sharp"]
+    assert arm.plan[0].setting == {"kind": last} and bool(arm.trouble) is (last in aside)
+    assert bench.ran.count("alone sharp") == (3 if aside == ("first",) else 2)
+    assert list(course.skipped) == (["sharp (kind first)"] if aside else [])
 
 
 def test_one_that_gained_alone_has_no_company() -> None:

@@ -129,3 +129,9 @@ def test_only_graphs_of_the_compilers_own_stand_in_the_way() -> None:
     compiled = [Choice(find("compiled-model"), {"mode": mode, "part": "model"}) for mode in modes]
     assert [clash(one, [both]) is None for one in compiled] == [True, False, False]
     assert clash(Choice(find("captured-model"), {}), [compiled[0]]) is not None
+
+
+def test_what_works_after_backward_cannot_be_replayed() -> None:
+    precision = [Choice(find("mixed-precision"), {"dtype": dtype}) for dtype in ("bfloat16", "float16")]
+    others = [*precision, Choice(find("no-bias-before-norm"), {}), Choice(find("fp8-linear"), {})]
+    assert [clash(Choice(find("captured-pass"), {}), [one]) is None for one in others] == [True, False, False, True]

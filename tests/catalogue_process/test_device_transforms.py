@@ -221,7 +221,18 @@ def test_when_it_is_worth_a_trial(folder: Path) -> None:
 def test_which_go_together() -> None:
     mine = Choice(find("device-transforms"), {})
     clashing = [name for name in (*OTHERS, "fast-jpeg") if clash(mine, [Choice(find(name), {})]) is not None]
-    assert clashing == ["device-prefetch", "sample-cache", "fast-jpeg"]
+    assert clashing == ["resident-dataset", "device-prefetch", "sample-cache", "fast-jpeg"]
+
+
+def test_kept_samples_take_the_place_of_batches_made_on_the_device_unless_they_are_of_tests() -> None:
+    others = [Choice(find(name), {}) for name in ("device-transforms", "device-prefetch")]
+    settings = [{}, {"on": "device"}, {"on": "device", "of": "tests"}]
+    kept = [Choice(find("resident-dataset"), setting) for setting in settings]
+    assert [[clash(one, [other]) is not None for other in others] for one in kept] == [
+        [True, False],  # what is kept in main memory can still be copied ahead
+        [True, True],
+        [False, False],
+    ]
 
 
 def test_facts_say_why_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,8 @@ class CapturedPass(Technique):
     needs = Needs(device="cuda")
     aliases = ("CUDAGraph", "whole-step graph", "step graph")
     traits = frozenset({"captured pass"})
-    excludes = frozenset({"graphs of its own", "recorded calls"})  # of a part of the pass; plain compiled code is fine
+    # plain compiled code is fine; what does its work after each backward would be missed by a replay
+    excludes = frozenset({"graphs of its own", "recorded calls", "works after backward"})
     helps_with = frozenset({"low precision", "image layout", "fused update"})
     written_last = True
 

@@ -61,7 +61,7 @@ class DeviceTransforms(Technique):
     aliases = ("dali", "nvidia.dali", "gpu augmentation", "kornia", "torchvision.transforms")
     suits = "CNN"
     traits = frozenset({"batches on the device"})
-    excludes = frozenset({"cached samples", "decoded in workers"})
+    excludes = frozenset({"cached samples", "decoded in workers", "kept samples"})
     default: ClassVar[Setting] = {"ahead": 2, "device": "cuda"}
     batch_tolerance: ClassVar[float] = 0.02  # of a batch's spread: how far its batches may be from the script's own
 

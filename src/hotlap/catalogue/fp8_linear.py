@@ -96,7 +96,7 @@ class Fp8Linear(Technique):
 
         patch.on_undo(undo)
         patch.at(patch.joints.root_found, found)
-        patch.at(patch.joints.loss_known, backward)
+        patch.at(patch.joints.loss_known, backward, depth=-1)  # it only looks on
 
 
 def _bears(root: Any) -> bool:

@@ -69,6 +69,9 @@ class MixedPrecision(Technique):
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT
 
+    def brings(self, setting: Setting) -> frozenset[str]:
+        return self.traits | ({"works after backward"} if setting.get("dtype") == "float16" else set())
+
     def spot(self, source: Source) -> Iterator[Site]:
         words = (*CHOSEN, *TRAINERS, *SHARDED, *REFUSING, *SPARSE)
         if source.mentions(*words) or any(source.calls("torch.autograd.grad")):

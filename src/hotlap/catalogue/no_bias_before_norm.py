@@ -68,6 +68,7 @@ class NoBiasBeforeNorm(Technique):
     family = Family.COMPUTE
     aliases = ("bias=False", "bias", "batchnorm bias")
     suits = "CNN"
+    traits = frozenset({"works after backward"})
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT

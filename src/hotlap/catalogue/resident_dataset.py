@@ -63,6 +63,12 @@ class ResidentDataset(Technique):
     def parity(self, run: Run | None) -> Parity:
         return Parity.IDENTICAL
 
+    def brings(self, setting: Setting) -> frozenset[str]:
+        """Of tests alone, nothing that the training's batches have."""
+        if setting.get("of") == TESTS:
+            return frozenset()
+        return self.traits | ({"batches on the device"} if setting.get("on") == DEVICE else set())
+
     def seen(self, run: Run) -> bool | None:
         training = [loader for loader in run.loaders if loader.trains]
         kept = {loader.dataset_id for loader in training if loader.kept}  # a loader may live for one epoch only
