@@ -203,12 +203,14 @@ def test_what_did_not_fit_is_listed_and_nothing_is_concluded() -> None:
     assert made.found.cut_short and "try --budget" in made.found.caveats[0]
 
 
-@pytest.mark.parametrize(("budget", "asked"), [(4.5, [("fast", "other")]), (3.5, [])])
+@pytest.mark.parametrize(("budget", "asked"), [(11.0, [("fast", "other")]), (8.1, [("fast", "other")]), (7.9, [])])
 def test_all_together_are_tried_once_although_the_proof_has_no_room_yet(budget: float, asked: list) -> None:
+    """Three trials so far, one more, and eight for parity and pairs are twelve, a budget and a half at most."""
     bench = Made(LEVELS)
     made = search(bench, Fast(), Other(), budget=budget, together=True)
     made.screening.run()
     assert bench.asked[3:] == asked
+    assert ("ends after 12 s at most" in bench._listener.said_so[-1]) is bool(asked)  # type: ignore[attr-defined]
     assert [str(choice) for choice in made.found.plan] == (["fast", "other"] if asked else [])
 
 

@@ -21,7 +21,7 @@ from hotlap.report.findings import Ablation, ParityCheck, TrialTimes
 from hotlap.technique import Choice, Family, Parity
 
 PARITY_TRIALS = 2  # what the three, shorter, parity runs cost, in timing trials
-_OVERTIME = 1.5  # budgets, that the proof of a large gain may end after
+OVERTIME = 1.5  # budgets, that the proof of a large gain may end after
 OTHER_SEEDS = 2  # runs of the script for the band round its losses
 
 
@@ -231,10 +231,10 @@ class Proof:
         if until <= self._budget:
             return True
         is_large = min(baselines) > BEYOND_NOISE * max(self.found.plans)
-        if not is_large or until > _OVERTIME * self._budget:
+        if not is_large or until > OVERTIME * self._budget:
             return False
         if not self._is_late:
-            self._bench.say(f"a large gain, but far apart: more pairs, until {_OVERTIME * self._budget:.0f} s at most")
+            self._bench.say(f"a large gain, but far apart: more pairs, until {OVERTIME * self._budget:.0f} s at most")
             self._is_late = True
         return True
 

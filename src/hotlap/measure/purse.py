@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hotlap.measure.bench import Bench
-from hotlap.measure.proof import PARITY_TRIALS
+from hotlap.measure.proof import OVERTIME, PARITY_TRIALS
 from hotlap.measure.stats import LOOKS
 from hotlap.measure.timed import Timed
 from hotlap.technique import Choice
@@ -33,17 +33,25 @@ class Purse:
         wanted = trials * self.plan_seconds + start_up_seconds
         return self.until_proof >= wanted + self.reserved + self.for_epochs()
 
-    def has_time_to_look(self, plan: Sequence[Choice]) -> bool:
-        """Whether one trial ends within the budget, be it without room for a proof: while nothing has been tried there
-        is nothing to prove, and a plan that is much faster makes its proof shorter."""
+    def until_proven(self, plan: Sequence[Choice]) -> float:
+        """When a first look at a plan and all that has to follow would be over, if its trials take no longer than the
+        script's."""
         start_up = sum(choice.start_up_seconds for choice in plan)
-        return self._bench.spent + self.trial_seconds + start_up <= self.seconds
+        return self._bench.spent + self.trial_seconds + start_up + self._for_proof
+
+    def may_look(self, plan: Sequence[Choice]) -> bool:
+        """Whether a first look is worth it although the budget has no room for a proof. Nothing has been tried, so
+        there is nothing to lose; and a plan that is much faster makes its own proof shorter."""
+        return self.until_proven(plan) <= OVERTIME * self.seconds
 
     @property
     def until_proof(self) -> float:
         """Seconds left before the part of the budget that belongs to parity and to the proof by pairs."""
-        needed = (PARITY_TRIALS + LOOKS[0]) * self.trial_seconds + LOOKS[0] * self.plan_seconds
-        return self.seconds - max(CONFIRM_SHARE * self.seconds, needed) - self._bench.spent
+        return self.seconds - max(CONFIRM_SHARE * self.seconds, self._for_proof) - self._bench.spent
+
+    @property
+    def _for_proof(self) -> float:
+        return (PARITY_TRIALS + LOOKS[0]) * self.trial_seconds + LOOKS[0] * self.plan_seconds
 
     def for_all(self, unfit: int) -> float:
         """The budget that would have held so many trials more."""

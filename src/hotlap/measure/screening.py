@@ -123,8 +123,7 @@ class Screening:
     def _take_in_together(self, group: list[Candidate]) -> list[Candidate] | None:
         """Those of a group that are settled by one trial of all; None where it gave no figure."""
         plan = self._attempts.plan_with([candidate.choice() for candidate in group])
-        has_time = self._purse.has_room_for(plan) or (not self.found.plan and self._purse.has_time_to_look(plan))
-        if len(group) < 2 or not has_time:
+        if len(group) < 2 or not (self._purse.has_room_for(plan) or self._may_look(plan)):
             return []
         timing = self._bench.time(plan, f"{len(group)} techniques together", "screen")
         run = timing.run
@@ -150,6 +149,15 @@ class Screening:
                 self._attempts.stood_aside += [one.choice()] if line else []
         self._attempts.keep([one.choice() for one in rest], timing)
         return group
+
+    def _may_look(self, plan: list[Choice]) -> bool:
+        if self.found.plan or not self._purse.may_look(plan):
+            return False
+        until = self._purse.until_proven(plan)
+        self._listener.said(
+            f"the most likely ones once all the same: with its proof that ends after {until:.0f} s at most"
+        )
+        return True
 
     def _with_other_settings(self, candidate: Candidate) -> list[Candidate]:
         """What stood aside as it was first tried, with what is left to try."""
