@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import planted
 import pytest
@@ -200,6 +201,23 @@ def test_augmentation_is_lined_up_between_worker_counts(trials, tmp_path: Path) 
     assert seen[0]["batches"] == seen[2]["batches"]
     assert len(set(seen[0]["batches"])) == len(seen[0]["batches"]), "augmentation must still differ from batch to batch"
     assert failures(judge(Parity.EQUIVALENT, *seen)) == []
+
+
+@pytest.mark.parametrize(("shaken_cosine", "passes"), [(0.96, True), (0.98, False)])
+def test_steps_that_could_not_be_shaken_do_not_narrow_the_limits(shaken_cosine: float, passes: bool) -> None:
+    def evidence(*cosines: float) -> dict[str, Any]:
+        figures = [
+            {"step": 1.0, "loss": 0.0, "projection": 1.0, "length": 1.0, "cosine": cosine, "gradient": 1.0 - cosine}
+            for cosine in cosines
+        ]
+        kept = {name: [] for name in ("batches", "sketches", "epoch_ends", "census", "norms", "draws", "along")}
+        return {**kept, "figures": [*figures, {"step": 1.0, "update": 0.0}]}
+
+    reference, candidate = evidence(), evidence(0.9, 0.9, 0.9)
+    shaken = evidence(1.0, 1.0, 1.0, shaken_cosine, shaken_cosine)
+    checks = judge(Parity.EQUIVALENT, reference, reference, candidate, shaken=shaken)
+    (found,) = [check for check in checks if check.what == "gradient cosine, median"]
+    assert found.passed is passes
 
 
 def test_weights_are_shaken_where_the_first_sign_of_training_is_a_loss(trials, tmp_path: Path) -> None:
