@@ -1,7 +1,7 @@
 """Write the tables of results from the raw records in bench/results: the newest tuning of every script into the README;
-all tunings, what was run against experts' loops, what each technique is worth by itself, and how fast loaders feed,
-into the page beside the records. `--check` only says whether one is out of date. Needs neither a GPU nor torch: a
-record holds all it takes."""
+all tunings, what was run against experts' loops, what each technique is worth by itself, how fast loaders feed, and
+what data still costs a step, into the page beside the records. `--check` only says whether one is out of date. Needs
+neither a GPU nor torch: a record holds all it takes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ COMPUTING_TOTALS = ("**together**", "trials, date")
 COMPUTING_MARKS = re.compile(r"(<!-- computing -->\n).*?(<!-- /computing -->)", re.DOTALL)
 FEED_MARKS = re.compile(r"(<!-- feed -->\n).*?(<!-- /feed -->)", re.DOTALL)
 FEED_HEAD = ("loader", "images a second", "beside the best DataLoader", "turns", "record")
+DATA_MARKS = re.compile(r"(<!-- data -->\n).*?(<!-- /data -->)", re.DOTALL)
+DATA_HEAD = ("script", "machine", "a step with its data", "without", "times as long", "date", "by")
 OTHERS = (
     "overhead-",
     "exhaustive-",
@@ -234,6 +236,30 @@ def feed_rows(path: Path) -> list[tuple[str, ...]]:
         raise HotlapError(f"{path} is no record of bench/imagenet_feed.py ({error!r}): move it away") from None
 
 
+def data_table(root: Path) -> str:
+    """What bench/without_data.py recorded; nothing, where it was not run."""
+    rows = [data_row(path) for path in sorted((root / "bench" / "results" / "data").glob("*.json"))]
+    return _table(DATA_HEAD, rows) if rows else ""
+
+
+def data_row(path: Path) -> tuple[str, ...]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        low, high = record["low"], record["high"]
+        bounds = f" ({low:.3f} to {high:.3f})" if low is not None else " (one turn)"
+        return (
+            f"[{record['name']}](data/{path.name})",
+            machine(record["facts"]["hardware"]),
+            figures.seconds(record["drawn_seconds"]),
+            figures.seconds(record["frozen_seconds"]),
+            f"{record['ratio']:.3f}{bounds}",
+            record["facts"]["date"].split()[0],
+            ", ".join(record["techniques"]) or "the script as it is",
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HotlapError(f"{path} is no record of bench/without_data.py ({error!r}): move it away") from None
+
+
 def _worth(arm: dict[str, Any] | None, what: str) -> str:
     if arm is None:
         return "-"
@@ -290,6 +316,7 @@ def main(root: Path = ROOT) -> int:
                 (EXPERTS_MARKS, experts_table(root)),
                 (COMPUTING_MARKS, computing_table(root)),
                 (FEED_MARKS, feed_table(root)),
+                (DATA_MARKS, data_table(root)),
             ),
         ]
     except HotlapError as error:

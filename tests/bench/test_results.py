@@ -21,7 +21,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bench" / "results" / "tune").mkdir(parents=True)
     (tmp_path / "README.md").write_text("before\n<!-- results -->\n<!-- /results -->\nafter\n")
     (tmp_path / "bench" / "results" / "README.md").write_text(
-        "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("tunings", "experts", "computing", "feed"))
+        "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("tunings", "experts", "computing", "feed", "data"))
     )
     for name in ("photos", "chars"):
         shutil.copy(ROOT / "bench" / "results" / f"{name}-h200.json", tmp_path / "bench" / "results")
@@ -217,3 +217,22 @@ def test_loaders_are_listed_with_those_that_are_missing(root: Path, capsys: pyte
     assert last[0] == "FFCV" and last[1].startswith("left out: ffcv is not installed")
     changed(path, path, results=[{"feeder": "DALI"}])
     assert results.main(root) == 2 and "is no record of bench/imagenet_feed.py" in capsys.readouterr().err
+
+
+def test_what_data_costs_a_step_is_a_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, folder = root / "bench" / "results" / "README.md", root / "bench" / "results" / "data"
+    assert results.main(root) == 0 and not table(page, "data")
+    folder.mkdir()
+    shutil.copy(ROOT / "bench" / "results" / "data" / "chargpt-h200.json", folder)
+    assert results.main(root) == 0
+    ((script, _, drawn, frozen, ratio, *_),) = table(page, "data")
+    assert script == "[chargpt](data/chargpt-h200.json)"
+    assert (drawn, frozen, ratio) == ("2.47 ms", "2.41 ms", "1.069 (1.026 to 1.115)")
+    changed(folder / "chargpt-h200.json", folder / "other-h200.json", low=None, high=None, techniques=[])
+    assert results.main(root) == 0 and table(page, "data")[1][4:] == [
+        "1.069 (one turn)",
+        "2026-11-18",
+        "the script as it is",
+    ]
+    changed(folder / "chargpt-h200.json", folder / "chargpt-h200.json", ratio=None)
+    assert results.main(root) == 2 and "is no record of bench/without_data.py" in capsys.readouterr().err
