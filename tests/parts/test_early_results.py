@@ -148,6 +148,30 @@ def test_what_is_read_is_the_same(trained) -> None:
     assert recorder.noted.entered == 3 * own.replays + 2
 
 
+def test_an_input_that_the_update_changes_is_read_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`weight.data` has a version of its own, which tells nothing of the update."""
+    model = nn.Linear(4, 2)
+    optimizer, passes = torch.optim.SGD(model.parameters(), lr=0.1), {}
+    monkeypatch.setattr(recorded_pass, "_passes", passes)
+    recorder, x, seen = Recorder(model), torch.ones(6, 4), []
+
+    def one_pass(x, weight):
+        optimizer.zero_grad()
+        loss = (model(x) * weight.sum()).square().mean()
+        loss.backward()
+        return loss
+
+    own = passes[one_pass.__code__] = RecordedPass(recorder)
+    for _ in range(16):
+        weight = model.weight.data
+        loss = own.run(one_pass, (x, weight))
+        optimizer.step()
+        for values in ((loss, x), (loss, weight)):
+            with reading_early(one_pass, *values):
+                seen.append(recorder.noted.queue)
+    assert own.replays > 5 and seen[-2:] == ["aside", "main"]
+
+
 def test_results_nobody_reads_in_every_step_are_not_hurried(trained) -> None:
     _, recorder, own = trained(True, reads=False)
     assert own.replays > 5 and own.made is None

@@ -41,6 +41,7 @@ class Recording:
         self._alone: dict[bool, list[int]] = {}  # who has each gradient while the script keeps none; weights do as well
         self._storages = [grad.untyped_storage() for grad in self.grads]
         self._stored_at = [storage._cdata for storage in self._storages]
+        self._updated_at = {weight.untyped_storage().data_ptr() for weight in self.weights}
 
     @property
     def adds(self) -> bool:
@@ -58,6 +59,10 @@ class Recording:
             return any(map(operator.gt, holders, self._alone.get(True, alone)))
         rows = zip(attached, alone, self._alone.get(True, alone), strict=True)
         return any(map(operator.gt, holders, [row[1 + row[0]] for row in rows]))
+
+    def updates(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies where a weight does, as `weight.data`: the update that follows changes it untold."""
+        return type(tensor) is torch.Tensor and tensor.untyped_storage().data_ptr() in self._updated_at
 
     def play(self, inputs: list[torch.Tensor]) -> None:
         for own, given in zip(self.inputs, inputs, strict=True):

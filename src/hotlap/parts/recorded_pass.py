@@ -139,7 +139,7 @@ class RecordedPass:
         self.replays, self._misses = self.replays + 1, 0
         results = recording.handed(self.is_read)
         if self.is_read and recording.moment is not None:
-            self.made = Made(recording.moment, tensors(results), given)
+            self.made = Made(recording.moment, tensors(results), [one for one in given if not recording.updates(one)])
         return results
 
     def _kind(self, leaves: Sequence[Any], shape: str) -> Any:
