@@ -214,6 +214,24 @@ def test_all_together_are_tried_once_although_the_proof_has_no_room_yet(budget: 
     assert [str(choice) for choice in made.found.plan] == (["fast", "other"] if asked else [])
 
 
+@pytest.mark.parametrize(("budget", "asked"), [(6.1, [("fast", "other")]), (5.9, [])])
+def test_a_first_look_counts_on_a_plan_whose_trials_are_shorter(budget: float, asked: list) -> None:
+    """At best they take no time at all: then nine trials are over after a budget and a half."""
+    bench = Made(LEVELS)
+    made = search(bench, Fast(), Other(), budget=budget, together=True)
+    made.purse.start_up_seconds = 0.0
+    made.screening.run()
+    assert bench.asked[3:] == asked
+
+
+@pytest.mark.parametrize(("budget", "kept"), [(11.0, []), (100.0, ["fast", "other"])])
+def test_a_small_gain_is_not_worth_a_longer_tuning(budget: float, kept: list[str]) -> None:
+    bench = Made({**LEVELS, ("fast",): 0.85, ("fast", "other"): 0.83})
+    made = search(bench, Fast(), Other(), budget=budget, together=True)
+    made.screening.run()
+    assert bench.asked[3] == ("fast", "other") and [str(choice) for choice in made.found.plan] == kept
+
+
 # what is on record ------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ class Purse:
         self._bench, self.seconds = bench, seconds
         self.trial_seconds = 0.0  # what a trial of the script costs, start-up included
         self.plan_seconds = 0.0  # and one of the plan so far
+        self.start_up_seconds = 0.0  # what no plan makes shorter
         self.reserved = 0.0  # of what is left for trials
         self.for_epochs: Callable[[], float] = float  # the same for whole epochs with the plan so far
 
@@ -36,22 +37,25 @@ class Purse:
     def until_proven(self, plan: Sequence[Choice]) -> float:
         """When a first look at a plan and all that has to follow would be over, if its trials take no longer than the
         script's."""
-        start_up = sum(choice.start_up_seconds for choice in plan)
-        return self._bench.spent + self.trial_seconds + start_up + self._for_proof
+        return self._until_looked(plan) + self._proof_seconds(self.plan_seconds)
 
     def may_look(self, plan: Sequence[Choice]) -> bool:
         """Whether a first look is worth it although the budget has no room for a proof. Nothing has been tried, so
         there is nothing to lose; and a plan that is much faster makes its own proof shorter."""
-        return self.until_proven(plan) <= OVERTIME * self.seconds
+        shortest = self._proof_seconds(min(self.start_up_seconds, self.plan_seconds))
+        return self._until_looked(plan) + shortest <= OVERTIME * self.seconds
+
+    def _until_looked(self, plan: Sequence[Choice]) -> float:
+        return self._bench.spent + self.trial_seconds + sum(choice.start_up_seconds for choice in plan)
 
     @property
     def until_proof(self) -> float:
         """Seconds left before the part of the budget that belongs to parity and to the proof by pairs."""
-        return self.seconds - max(CONFIRM_SHARE * self.seconds, self._for_proof) - self._bench.spent
+        needed = self._proof_seconds(self.plan_seconds)
+        return self.seconds - max(CONFIRM_SHARE * self.seconds, needed) - self._bench.spent
 
-    @property
-    def _for_proof(self) -> float:
-        return (PARITY_TRIALS + LOOKS[0]) * self.trial_seconds + LOOKS[0] * self.plan_seconds
+    def _proof_seconds(self, plan_seconds: float) -> float:
+        return (PARITY_TRIALS + LOOKS[0]) * self.trial_seconds + LOOKS[0] * plan_seconds
 
     def for_all(self, unfit: int) -> float:
         """The budget that would have held so many trials more."""

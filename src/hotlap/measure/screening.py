@@ -10,7 +10,7 @@ from hotlap.measure.attempts import Attempts
 from hotlap.measure.bench import Bench, Listener
 from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, clash, consider, partners
 from hotlap.measure.caveats import Caveat
-from hotlap.measure.found import Found
+from hotlap.measure.found import BEYOND_NOISE, Found
 from hotlap.measure.purse import Purse
 from hotlap.measure.refining import Refining
 from hotlap.measure.timed import Timed
@@ -123,7 +123,8 @@ class Screening:
     def _take_in_together(self, group: list[Candidate]) -> list[Candidate] | None:
         """Those of a group that are settled by one trial of all; None where it gave no figure."""
         plan = self._attempts.plan_with([candidate.choice() for candidate in group])
-        if len(group) < 2 or not (self._purse.has_room_for(plan) or self._may_look(plan)):
+        has_room = self._purse.has_room_for(plan)
+        if len(group) < 2 or not (has_room or self._may_look(plan)):
             return []
         timing = self._bench.time(plan, f"{len(group)} techniques together", "screen")
         run = timing.run
@@ -139,7 +140,8 @@ class Screening:
             return None
         idle = {one.technique.id for one in group if one.technique.seen(run) is False} | standing_aside.keys()
         rest = [one for one in group if one.technique.id not in idle]
-        if self.found.level / timing.level < self.found.worth_keeping or not rest:
+        least = self.found.worth_keeping if has_room else BEYOND_NOISE  # only that is worth a longer tuning
+        if self.found.level / timing.level < least or not rest:
             return []
         for one in group:
             if one.technique.id in idle:

@@ -92,6 +92,7 @@ class Search:
         self.found.baselines = [timing.level for timing in timings]
         self.found.level = statistics.median(self.found.baselines)
         self.purse.trial_seconds = self.purse.plan_seconds = usual.seconds
+        self.purse.start_up_seconds = usual.run.startup_seconds
         self._bench.begin(usual.run, self.found.baselines)
 
     def _may_help(self, technique: Technique, run: Run) -> bool:
