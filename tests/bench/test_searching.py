@@ -43,10 +43,11 @@ def test_on_a_noisy_machine_the_budget_is_spent_on_second_looks() -> None:
 
 
 def test_no_trial_is_made_beyond_the_budget() -> None:
-    """Beside the proof: its first pairs and parity are kept for it."""
+    """Beside the proof: its first pairs and parity are kept for it. Four of the script and three looks are made in any
+    case."""
     for budget in (60.0, 120.0, 300.0):
         most = (1 - 0.35) * budget / searching.TRIAL_SECONDS
-        assert max(tuned(budget, 0.12).trials) <= max(3, most)
+        assert max(tuned(budget, 0.12).trials) <= max(4 + 3, most)
 
 
 def test_a_search_that_takes_whatever_comes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,28 @@ def test_a_first_look_counts_on_a_plan_whose_trials_are_shorter(budget: float, a
     assert bench.asked[3:] == asked
 
 
+def test_where_something_breaks_the_halves_have_their_looks_and_nobody_else() -> None:
+    class Sums(Fast):
+        family = Family.COMPUTE
+
+    class Products(Sums): ...
+
+    broken = ("fast", "other", "products", "sums")
+    bench = Made({**LEVELS, broken: "exit: signal 4", ("fast", "other"): 0.9, ("products", "sums"): 0.9})
+    made = search(bench, Fast(), Other(), Sums(), Products(), budget=11.0, together=True)
+    made.screening.run()
+    assert bench.asked[3:] == [broken, ("fast", "other"), ("products", "sums")]
+    assert made.found.plan == [] and made.found.cut_short
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(0.5, ["fast"]), (0.85, [])])
+def test_one_that_is_alone_has_its_look_as_well(gain: float, kept: list[str]) -> None:
+    bench = Made({**LEVELS, ("fast",): gain})
+    made = search(bench, Fast(), budget=11.0, together=True)
+    made.screening.run()
+    assert bench.asked[3:] == [("fast",)] and [str(choice) for choice in made.found.plan] == kept
+
+
 @pytest.mark.parametrize(("budget", "kept"), [(11.0, []), (100.0, ["fast", "other"])])
 def test_a_small_gain_is_not_worth_a_longer_tuning(budget: float, kept: list[str]) -> None:
     bench = Made({**LEVELS, ("fast",): 0.85, ("fast", "other"): 0.83})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hotlap.measure.bench import Bench
 from hotlap.measure.candidates import clash
-from hotlap.measure.found import Found
+from hotlap.measure.found import BEYOND_NOISE, Found
 from hotlap.measure.purse import Purse
 from hotlap.measure.timed import Timed
 from hotlap.report.findings import NotTried
@@ -20,12 +20,14 @@ class Attempts:
         self.passed_over: list[Choice] = []  # timed, and not taken in
         self.stood_aside: list[Choice] = []  # another setting of the same technique may not
         self._pushed_out: list[tuple[Choice, Choice]] = []  # a member of the plan, and who came in its place
+        self._granted = 0  # trials
+        self._is_beyond = self._has_said_so = False  # whether the latest left no room for a proof
 
     def trial(self, choices: list[Choice]) -> Timed | None:
         """Time the plan that these would make. None when that was not possible; the reason is on record."""
         plan = self.plan_with(choices)
         start_up_seconds = sum(choice.start_up_seconds for choice in plan)  # each plan is compiled anew
-        if not self._purse.has_room_for(plan, start_up_seconds=start_up_seconds):
+        if not self.has_room(plan, start_up_seconds):
             self.had_no_room(choices)
             return None
         new = [one for one in plan if one not in self.found.plan]
@@ -35,6 +37,23 @@ class Attempts:
             self.stood_aside += choices if timing.run is not None and timing.run.withdrawn else []
             return None
         return timing
+
+    def has_room(self, plan: list[Choice], start_up_seconds: float = 0.0, looks: int = 1) -> bool:
+        """Beside the proof; or, as one of so many first trials that found nothing yet, for a look all the same."""
+        has_room = self._purse.has_room_for(plan, start_up_seconds=start_up_seconds)
+        is_first = not self.found.plan and self._granted < looks
+        self._is_beyond = not has_room and is_first and self._purse.may_look(plan)
+        if self._is_beyond and not self._has_said_so:
+            until = self._purse.until_proven
+            self._bench.say(f"one look all the same: with its proof that ends after {until:.0f} s at most")
+            self._has_said_so = True
+        self._granted += has_room or self._is_beyond
+        return has_room or self._is_beyond
+
+    @property
+    def least_gain(self) -> float:
+        """For what was tried last: only a large one is worth a tuning that takes longer than it should."""
+        return BEYOND_NOISE if self._is_beyond else self.found.worth_keeping
 
     def plan_with(self, choices: list[Choice]) -> list[Choice]:
         """The plan so far plus these, in place of what cannot live with them. Whom those that go had pushed out comes

@@ -34,19 +34,18 @@ class Purse:
         wanted = trials * self.plan_seconds + start_up_seconds
         return self.until_proof >= wanted + self.reserved + self.for_epochs()
 
-    def until_proven(self, plan: Sequence[Choice]) -> float:
-        """When a first look at a plan and all that has to follow would be over, if its trials take no longer than the
+    @property
+    def until_proven(self) -> float:
+        """When one look at a plan and all that has to follow would be over, if its trials take no longer than the
         script's."""
-        return self._until_looked(plan) + self._proof_seconds(self.plan_seconds)
+        return self._bench.spent + self.trial_seconds + self._proof_seconds(self.plan_seconds)
 
     def may_look(self, plan: Sequence[Choice]) -> bool:
-        """Whether a first look is worth it although the budget has no room for a proof. Nothing has been tried, so
-        there is nothing to lose; and a plan that is much faster makes its own proof shorter."""
+        """Whether one look is worth it although the budget has no room for a proof, while nothing else was tried: a
+        plan that is much faster makes its own proof shorter. Not where each trial takes long to get going."""
         shortest = self._proof_seconds(min(self.start_up_seconds, self.plan_seconds))
-        return self._until_looked(plan) + shortest <= OVERTIME * self.seconds
-
-    def _until_looked(self, plan: Sequence[Choice]) -> float:
-        return self._bench.spent + self.trial_seconds + sum(choice.start_up_seconds for choice in plan)
+        until = self._bench.spent + self.trial_seconds + shortest
+        return until <= OVERTIME * self.seconds and not any(choice.start_up_seconds for choice in plan)
 
     @property
     def until_proof(self) -> float:

@@ -10,7 +10,7 @@ from hotlap.measure.attempts import Attempts
 from hotlap.measure.bench import Bench, Listener
 from hotlap.measure.candidates import LEAST_SHARE, Candidate, Skipped, clash, consider, partners
 from hotlap.measure.caveats import Caveat
-from hotlap.measure.found import BEYOND_NOISE, Found
+from hotlap.measure.found import Found
 from hotlap.measure.purse import Purse
 from hotlap.measure.refining import Refining
 from hotlap.measure.timed import Timed
@@ -65,7 +65,7 @@ class Screening:
                     rest += self._with_other_settings(candidate)
                     continue
                 ratio = self.found.level / timing.level
-                if ratio >= self.found.worth_keeping:
+                if ratio >= self._attempts.least_gain:
                     better.append((ratio, timing, candidate))
                 else:
                     self.found.reject([candidate.choice()], no_gain(ratio, [candidate.choice()], timing.run))
@@ -123,8 +123,7 @@ class Screening:
     def _take_in_together(self, group: list[Candidate]) -> list[Candidate] | None:
         """Those of a group that are settled by one trial of all; None where it gave no figure."""
         plan = self._attempts.plan_with([candidate.choice() for candidate in group])
-        has_room = self._purse.has_room_for(plan)
-        if len(group) < 2 or not (has_room or self._may_look(plan)):
+        if len(group) < 2 or not self._attempts.has_room(plan, looks=3):  # at all of them, and at each half
             return []
         timing = self._bench.time(plan, f"{len(group)} techniques together", "screen")
         run = timing.run
@@ -140,8 +139,7 @@ class Screening:
             return None
         idle = {one.technique.id for one in group if one.technique.seen(run) is False} | standing_aside.keys()
         rest = [one for one in group if one.technique.id not in idle]
-        least = self.found.worth_keeping if has_room else BEYOND_NOISE  # only that is worth a longer tuning
-        if self.found.level / timing.level < least or not rest:
+        if self.found.level / timing.level < self._attempts.least_gain or not rest:
             return []
         for one in group:
             if one.technique.id in idle:
@@ -151,15 +149,6 @@ class Screening:
                 self._attempts.stood_aside += [one.choice()] if line else []
         self._attempts.keep([one.choice() for one in rest], timing)
         return group
-
-    def _may_look(self, plan: list[Choice]) -> bool:
-        if self.found.plan or not self._purse.may_look(plan):
-            return False
-        until = self._purse.until_proven(plan)
-        self._listener.said(
-            f"the most likely ones once all the same: with its proof that ends after {until:.0f} s at most"
-        )
-        return True
 
     def _with_other_settings(self, candidate: Candidate) -> list[Candidate]:
         """What stood aside as it was first tried, with what is left to try."""
