@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from hotlap.source.attention import hand_written_attention, is_certain, scale_argument
+from hotlap.source.attention import hand_written_attention, is_certain
 from hotlap.source.bodies import remove_statement
 from hotlap.source.causal_masks import is_causal_fill, made_for
 from hotlap.source.edits import Edit, add_import, replace_node
+from hotlap.source.moving import are_own
+from hotlap.source.score_terms import scale_argument
 from hotlap.technique import Family, Parity, Setting, Technique
 
 if TYPE_CHECKING:
@@ -27,13 +30,16 @@ class FusedAttention(Technique):
 
     ## When it does not help
     Short sequences have small matrices. A mask given as a tensor rules out the fastest kernel. Where a mask surely is
-    causal, `is_causal=True` takes its place: a triangle of ones, kept by `__init__` and never changed, or made on the
-    spot, cut to a square from 0, for queries and keys of one input. Any other mask stays a tensor, as does one for keys
-    from a cache: of those a single query sees all. The weights themselves are no longer there, so nothing is reported
-    where they are returned or looked at. In fp32 on older chips only the memory is saved. On a CPU dropout rules the
-    fused kernel out. The fix is marked unsafe: shapes and the meaning of a mask cannot be read from source, and a row
-    that is masked altogether gives other values. Only written into source, for a person to look at: masks and submodules
-    can be changed by other files, checkpoints and hooks, which no file can tell, so `tune` never tries it.
+    causal, `is_causal` takes its place: a triangle of ones, kept by `__init__` and never changed by it, or made on the
+    spot, cut to a square from 0; but for a single query, which sees all keys of a cache. Any other mask stays a tensor.
+    The weights themselves are no longer there, so nothing is reported where they are returned or looked at. In fp32 on
+    older chips only the memory is saved. On a CPU dropout rules the fused kernel out.
+
+    Only written into source, for a person to look at, and marked unsafe: no file can tell what other files, checkpoints
+    and hooks do to masks and submodules, so `tune` does not try it. Look for these: a mask that is loaded or changed
+    from outside; a dropout or softmax that is replaced, or has a hook which wants the weights; a mask with more axes
+    than the scores, or of another type than the query; booleans or whole numbers that are added; a row that is masked
+    altogether, which gives zeros instead of NaN; derivatives of second order, which fused kernels do not have.
 
     ## What changes numerically
     The same mathematics with other rounding: the softmax is computed tile by tile. Dropout draws another, equally
@@ -65,17 +71,18 @@ class FusedAttention(Technique):
         torch = source.names.spelled("torch")
         given = [source.segment(one) for one in (found.query, found.key, found.value)]
         filled = found.filled
-        is_causal = filled is not None and is_causal_fill(source, filled, found.query, found.key)
+        is_named = isinstance(found.query, ast.Name)  # read twice, so nothing that works
+        is_causal = is_named and filled is not None and is_causal_fill(source, filled, found.axes)
         options = {
             "attn_mask": None if is_causal else found.mask,
-            "is_causal": "True" if is_causal else None,
+            "is_causal": f"{given[0]}.size(-2) > 1" if is_causal else None,
             "dropout_p": found.dropout,
-            "scale": scale_argument(source, found),
+            "scale": scale_argument(source, found.scales, found.query, found.key),
         }
         given += [f"{name}={text}" for name, text in options.items() if text is not None]
         owner = functional or f"{torch or 'torch'}.nn.functional"
-        idle = made_for(source, filled) if filled is not None and is_causal else ()
-        for statement in [*found.statements, *idle]:
+        idle = list(made_for(source, filled)) if filled is not None and is_causal else []
+        for statement in [*found.statements, *(idle if are_own(source, idle, found.product) else [])]:
             yield from remove_statement(source, statement)
         yield from replace_node(source, found.product, f"{owner}.scaled_dot_product_attention({', '.join(given)})")
         if functional is None and torch is None:

@@ -1,7 +1,8 @@
 """Masks that surely are causal: each position sees itself and what came before it, and nothing else.
 
 `is_causal=True` means a triangle from the first query and the first key on. So does a square slice from 0 of a triangle
-of ones, whatever its length. All else stays a tensor."""
+of ones: with more than one row it only fits scores of that length. One of a single row masks nothing, however many keys
+there are: so a single query sees a whole cache of them. All else stays a tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile
 
 from hotlap.source.bodies import constant, method, receiver, same
-from hotlap.source.lengths import are_of_one_length
 from hotlap.source.module import Source
 from hotlap.source.names import spelling
 
@@ -33,10 +33,12 @@ class _Triangle:
     axes: int = 2
 
 
-def is_causal_fill(source: Source, condition: ast.expr, query: ast.expr, key: ast.expr) -> bool:
-    """Whether scores that are filled where the condition holds are those of `is_causal=True`."""
+def is_causal_fill(source: Source, condition: ast.expr, axes: int | None) -> bool:
+    """Whether scores with so many axes (None: not seen), filled where the condition holds, are those of
+    `is_causal=True`; or not filled at all, where they have a single row. A mask with more axes than scores would give
+    them more."""
     triangle = _triangle(source, condition)
-    return triangle is not None and not triangle.is_past and are_of_one_length(source, query, key)
+    return triangle is not None and not triangle.is_past and triangle.axes <= (axes or 2)
 
 
 def made_for(source: Source, condition: ast.expr) -> Iterator[ast.stmt]:
@@ -94,6 +96,8 @@ def _sliced(inside: _Triangle, node: ast.Subscript) -> _Triangle | None:
     if rows is None and columns is None:
         return replace(inside, axes=axes)
     if rows is None or columns is None or not same(rows, columns) or not _is_steady(rows):
+        return None
+    if isinstance(rows, ast.Constant):  # a single row for many queries masks nothing, either
         return None
     return replace(inside, axes=axes, side=None)
 
