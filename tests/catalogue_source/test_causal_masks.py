@@ -44,6 +44,8 @@ class Attention(nn.Module):
 PLAIN = "torch.tril(torch.ones(n, n))"
 FOUR = f"{PLAIN}.view(1, 1, n, n)"
 SLICED = "self.m[:T, :T] == 0"
+BASE = "class Base(nn.Module):\n    def widen(self):\n        self.m = self.m + 1\n\nclass Attention(Base):"
+WIDEN = "def widen(block):\n    "
 
 
 def script(fill: str, kept: str = "", before: str = "", init: str = "", more: str = "", outside: str = "") -> str:
@@ -137,6 +139,26 @@ TENSORS = {
     ),
     "registered by a subclass": script(
         SLICED, outside="class Wide(Attention):\n    def more(self):\n        self.register_buffer('m', None)"
+    ),
+    "widened by a subclass by another name": script(
+        SLICED, outside="Base = Attention\nclass Wide(Base):\n    def more(self):\n        self.m = torch.ones(8, 8)"
+    ),
+    "written to by a subclass": script(
+        SLICED, outside="class Wide(Attention):\n    def more(self):\n        self.m[:, 0] = 1"
+    ),
+    "given away by a subclass": script(
+        SLICED, outside="class Wide(Attention):\n    def more(self):\n        nn.init.ones_(self.m)"
+    ),
+    "set by a class it is made of": script(SLICED).replace("class Attention(nn.Module):", BASE),
+    "written to by others": script(SLICED, outside=WIDEN + "block.m[:, :3] = 1"),
+    "filled by others": script(SLICED, outside=WIDEN + "block.m.fill_(1)"),
+    "its data set by others": script(SLICED, outside=WIDEN + "block.m.data = torch.ones(8, 8)"),
+    "made again by others": script(SLICED, outside=WIDEN + "torch.tril(torch.ones(8, 8), 3, out=block.m)"),
+    "set by its name": script(SLICED, outside=WIDEN + "setattr(block, 'm', torch.ones(8, 8))"),
+    "registered by others": script(SLICED, outside=WIDEN + "block.register_buffer('m', torch.ones(8, 8))"),
+    "put among its buffers": script(SLICED, outside=WIDEN + "block._buffers['m'] = torch.ones(8, 8)"),
+    "put into its state": script(
+        SLICED, outside=WIDEN + "state = block.state_dict()\n    state['m'] = torch.ones(8, 8)"
     ),
     "set by others": script(SLICED, outside="def widen(block):\n    block.m = torch.ones(8, 8)"),
     "rebuilt under a condition": script(

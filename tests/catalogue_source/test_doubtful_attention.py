@@ -200,3 +200,23 @@ def test_it_is_written(body: str, call: str) -> None:
     written = fixed(script(body))
     assert f"F.scaled_dot_product_attention({call})" in written and "softmax" not in written
     torch.testing.assert_close(outcome(written)[0], outcome(script(body))[0])
+
+
+LAYERED = "weights = self.drop(F.softmax(q @ k.mT, dim=-1))\nreturn weights @ v"
+
+
+@pytest.mark.parametrize(
+    "outside",
+    [
+        "def change(model):\n    model.drop = nn.Identity()",
+        "class Other(Attention):\n    def change(self):\n        self.drop = nn.Identity()",
+        "def change(model):\n    model.drop.register_forward_hook(print)",
+        "def change(model):\n    setattr(model, 'drop', nn.Identity())",
+        "def change(model):\n    model._modules['drop'] = nn.Identity()",
+    ],
+)
+def test_a_layer_that_is_replaced_or_listened_to_stays(outside: str) -> None:
+    text = script(LAYERED) + "\n" + outside + "\n"
+    assert fixed(text) == text
+    elsewhere = "class Unlike(nn.Module):\n    def change(self):\n        self.drop = nn.Identity()\n"
+    assert "scaled_dot_product_attention" in fixed(script(LAYERED) + "\n" + elsewhere)

@@ -37,9 +37,9 @@ class FusedAttention(Technique):
 
     Only written into source, for a person to look at, and marked unsafe: no file can tell what other files, checkpoints
     and hooks do to masks and submodules, so `tune` does not try it. Look for these: a mask that is loaded or changed
-    from outside; a dropout or softmax that is replaced, or has a hook which wants the weights; a mask with more axes
-    than the scores, or of another type than the query; booleans or whole numbers that are added; a row that is masked
-    altogether, which gives zeros instead of NaN; derivatives of second order, which fused kernels do not have.
+    from outside; a dropout or softmax that is replaced, or has a hook which wants the weights; a mask of one axis, of
+    more than the scores have, or of another type than the query; booleans or whole numbers that are added; a row that
+    is masked altogether, which gives zeros instead of NaN; derivatives of second order, which fused kernels lack.
 
     ## What changes numerically
     The same mathematics with other rounding: the softmax is computed tile by tile. Dropout draws another, equally

@@ -14,8 +14,10 @@ from hotlap.source.names import spelling
 from hotlap.source.plain_numbers import is_number
 from hotlap.source.products import contracts_last, is_bmm, is_einsum, product_of
 from hotlap.source.score_terms import Scale, is_bias
+from hotlap.source.written_attributes import written_elsewhere
 
-_AXES = {("-1", "-2"): 0, ("1", "2"): 3, ("2", "3"): 4}  # how many there must be for these to be the last two; 0: any
+# How many axes there must be for two to be the last; 0: any.
+_AXES: dict[tuple[str, ...], int] = {("-1", "-2"): 0, ("1", "2"): 3, ("2", "3"): 4}
 _FUNCTION = "torch.nn.functional.softmax"
 
 
@@ -109,6 +111,7 @@ class _Reader:
         if factors is None or forth is None:
             return None
         product, value = forth
+        self._doubt_layer(self.softmax.func)
         if how not in (["-1"], ["3"]):
             self.doubts.append("its softmax is of another type")
         if how[0] == "3" and any(self._axes(one) != 4 for one in factors):
@@ -137,7 +140,7 @@ class _Reader:
         if isinstance(node, ast.BinOp):
             return self._back_through(node.left, node.op, node.right, at, hops)
         if method(node) in ("masked_fill", "masked_fill_") and isinstance(node, ast.Call) and len(node.args) == 2:
-            self._masked(*node.args, at)
+            self._masked(node.args[0], node.args[1], at)
             if node.keywords:
                 self.doubts.append("its mask has options")
             return self._back(receiver(node), at, hops + 1)
@@ -206,7 +209,7 @@ class _Reader:
             key = receiver(turned)
             axes = tuple(ast.unparse(one) for one in turned.args)
             if method(turned) == "permute":
-                needed = {("0", "1", "3", "2"): 0, ("0", "2", "1"): 0}.get(axes)
+                needed = 0 if axes in (("0", "1", "3", "2"), ("0", "2", "1")) else None
             else:
                 needed = _AXES.get(tuple(sorted(axes)))
             if needed is None or turned.keywords:
@@ -222,6 +225,12 @@ class _Reader:
         """Of a query or a key, as it is where they are multiplied."""
         at = next((at for piece, at in self.pieces if piece is tensor), None)
         return axis_count(self.source, tensor, at) if at is not None else None
+
+    def _doubt_layer(self, layer: ast.expr) -> None:
+        owner = self.source.enclosing(layer, ast.ClassDef) if (spelling(layer) or "").startswith("self.") else None
+        name = layer.attr if isinstance(layer, ast.Attribute) else ""
+        if owner is not None and any(written_elsewhere(self.source, owner, name)):
+            self.doubts.append("one of its layers is replaced or has a hook")
 
     def _doubt_options(self, product: ast.AST) -> None:
         if isinstance(product, ast.Call) and product.keywords:
@@ -273,6 +282,7 @@ class _Reader:
                 self.dropout = f"{share} if {in_brackets(self.source, training)} else 0.0"
         elif built is not None and self.source.name_of(built.func) == "torch.nn.Dropout":
             self.pieces.append((call.func, self.source.statement(call)))
+            self._doubt_layer(call.func)
             self.dropout = f"{written}.p if {written}.training else 0.0"
             if len(call.args) + len(call.keywords) != 1:
                 self.doubts.append("its dropout has other options")

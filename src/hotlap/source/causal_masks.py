@@ -14,6 +14,7 @@ from itertools import dropwhile
 from hotlap.source.bodies import constant, method, receiver, same
 from hotlap.source.module import Source
 from hotlap.source.names import spelling
+from hotlap.source.written_attributes import may_be_kin, written_elsewhere
 
 _MOST_HOPS = 12
 # Ones stay ones and zeros stay zeros.
@@ -196,7 +197,9 @@ def _kept_once(source: Source, attribute: ast.Attribute) -> ast.expr | None:
     written = spelling(attribute)
     if owner is None or written != f"self.{attribute.attr}":
         return None
-    mentions = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and spelling(node) == written]
+    alike = [node for node in source.names.parents if isinstance(node, ast.Attribute) and spelling(node) == written]
+    around = [(node, source.enclosing(node, ast.ClassDef)) for node in alike]
+    mentions = [node for node, one in around if one is not None and may_be_kin(source, one, owner)]
     stores = [node for node in mentions if not isinstance(node.ctx, ast.Load)]
     calls = [node for node in ast.walk(owner) if isinstance(node, ast.Call) and method(node) == "register_buffer"]
     named = [(_buffer_name(call), call) for call in calls]
@@ -246,24 +249,8 @@ def _only_reads(source: Source, node: ast.expr, hops: int = 0) -> bool:
 
 def _is_changed_outside(source: Source, owner: ast.ClassDef, name: str) -> bool:
     """Whether other code of the file may give an object of the class another mask. To crop one is no change."""
-    for node in source.names.parents:
-        if not isinstance(node, ast.Attribute) or node.attr != name or isinstance(node.ctx, ast.Load):
-            continue
-        around = source.enclosing(node, ast.ClassDef)
-        if around is owner and spelling(node) == f"self.{name}":
-            continue
-        is_another = around is not None and spelling(node) == f"self.{name}" and not _inherits(source, around, owner)
-        if not is_another and not _crops(source.parent(node), node):
-            return True
-    heirs = [one for one in source.names.parents if isinstance(one, ast.ClassDef) and _inherits(source, one, owner)]
-    methods = [call for heir in heirs for call in ast.walk(heir) if method(call) == "register_buffer"]
-    return any(isinstance(call, ast.Call) and _buffer_name(call) == name for call in methods)
-
-
-def _inherits(source: Source, one: ast.ClassDef, owner: ast.ClassDef, hops: int = 0) -> bool:
-    bases = [source.definition(base) for base in one.bases] if hops < _MOST_HOPS else []
-    above = [base for base in bases if isinstance(base, ast.ClassDef) and base is not one]
-    return owner in above or any(_inherits(source, base, owner, hops + 1) for base in above)
+    written = written_elsewhere(source, owner, name)
+    return any(not isinstance(one, ast.Attribute) or not _crops(source.parent(one), one) for one in written)
 
 
 def _crops(statement: ast.AST | None, target: ast.Attribute) -> bool:

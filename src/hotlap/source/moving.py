@@ -94,7 +94,7 @@ def is_changed_in_place(source: Source, made: ast.expr) -> bool:
                 later = [one for one in source.uses(target) if one is not target and _is_later(source, one, last)]
                 if any(isinstance(source.parent(one), ast.AugAssign) and not _is_load(one) for one in later):
                     return True
-                waiting += filter(_is_load, later)
+                waiting += [one for one in later if _is_load(one)]
     return False
 
 
