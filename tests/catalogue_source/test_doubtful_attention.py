@@ -80,6 +80,8 @@ LEFT = {
     "an attribute set": "scores = q @ k.mT * self.scale\nself.scale = 2.0" + END,
     "an own method called": PLAIN + "self.warm()\nreturn weights @ v",
     "an unknown function called": PLAIN + "print(hash(q), iter(k))\nreturn weights @ v",
+    "a mask by an own method": MASKED.format("self.turned(mask)"),
+    "a value by an own method": PLAIN + "return weights @ self.turned(v)",
     "another key by a comprehension": PLAIN + "return [weights @ k for k in (v, v)][0]",
     "another value by a lambda": PLAIN + "return (lambda v: weights @ v)(v)",
     "read in every round": PLAIN + "while (weights @ v).sum() > 9:\n    q = q - 1\nreturn v",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hotlap.source.axis_counts import axis_count
 from hotlap.source.bodies import attributes, in_brackets, method, own_nodes, receiver
 from hotlap.source.module import Source
-from hotlap.source.moving import Piece, can_move, is_changed_in_place, is_read_elsewhere, is_viewed
+from hotlap.source.moving import Piece, can_move, is_changed_in_place, is_read_elsewhere, is_viewed, may_change
 from hotlap.source.names import spelling
 from hotlap.source.plain_numbers import is_number
 from hotlap.source.products import contracts_last, is_bmm, is_einsum, product_of
@@ -52,6 +52,9 @@ def is_certain(source: Source, found: Attention) -> bool:
     """Whether it can be written as one call: all in one block, nothing it reads changed on the way."""
     block = source.block(source.statement(found.product))
     if found.doubts or len(found.scales) > 1 or not all(one in block for one in found.statements):
+        return False
+    later = [piece for piece, _ in found.pieces if piece not in (found.query, found.key)]  # than their product was
+    if any(may_change(source, node) for piece in later for node in ast.walk(piece)):
         return False
     are_numbers = all(is_number(source, scale) for _, scale in found.scales)
     is_moved = are_numbers and can_move(source, found.pieces, found.statements, found.product)

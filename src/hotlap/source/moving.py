@@ -63,7 +63,7 @@ def can_move(source: Source, pieces: Sequence[Piece], made: Sequence[ast.stmt], 
         if names & stored or any(_changes(source, node, names) for one in between for node in ast.walk(one)):
             return False
     outside = set(ast.walk(last)) - set(ast.walk(product)) - set(source.ancestors(product))
-    return not any(isinstance(node, ast.NamedExpr) or _may_change(source, node) for node in outside)
+    return not any(isinstance(node, ast.NamedExpr) or may_change(source, node) for node in outside)
 
 
 def are_own(source: Source, made: Sequence[ast.stmt], product: ast.expr) -> bool:
@@ -112,6 +112,18 @@ def is_viewed(source: Source, made: ast.expr) -> bool:
     name = target.id if isinstance(target, ast.Name) else None
     above = [source.parent(one) for one in results if one is made or (isinstance(one, ast.Name) and one.id == name)]
     return any(isinstance(one, ast.Attribute) and one.attr == "view" for one in above)
+
+
+def may_change(source: Source, node: ast.AST) -> bool:
+    """Whether a call may write to tensors or to the object it belongs to."""
+    if not isinstance(node, ast.Call) or _is_in_place(source, node):
+        return isinstance(node, ast.Call)
+    name, written = source.name_of(node.func), spelling(node.func) or ""
+    if name is not None:
+        return name not in _PURE and not name.startswith(_PURE_MODULES)
+    if written.startswith("self."):
+        return _layer(source, node) is None
+    return not isinstance(node.func, ast.Attribute) or ast.unparse(node.func).startswith(("super(", "cls."))
 
 
 def _targets(made: Sequence[ast.stmt]) -> list[ast.Name]:
@@ -168,19 +180,7 @@ def _changes(source: Source, node: ast.AST, names: set[str]) -> bool:
     is_odd = isinstance(
         node, Function | ast.ClassDef | ast.Import | ast.ImportFrom | ast.Yield | ast.YieldFrom | ast.Await
     )
-    return is_odd or isinstance(node, ast.AugAssign) or _may_change(source, node)
-
-
-def _may_change(source: Source, node: ast.AST) -> bool:
-    """Whether a call may write to tensors or to the object it belongs to."""
-    if not isinstance(node, ast.Call) or _is_in_place(source, node):
-        return isinstance(node, ast.Call)
-    name, written = source.name_of(node.func), spelling(node.func) or ""
-    if name is not None:
-        return name not in _PURE and not name.startswith(_PURE_MODULES)
-    if written.startswith("self."):
-        return _layer(source, node) is None
-    return not isinstance(node.func, ast.Attribute) or ast.unparse(node.func).startswith(("super(", "cls."))
+    return is_odd or isinstance(node, ast.AugAssign) or may_change(source, node)
 
 
 def _layer(source: Source, call: ast.Call) -> ast.Call | None:
