@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from hotlap.applying import named
 from hotlap.catalogue import find
 from hotlap.drive import drive
 from hotlap.observe.attach import Attached
@@ -120,65 +119,3 @@ def test_totals_are_read_late_and_shown_as_they_were(
     sys.meta_path[:] = finders
     assert [one[1] for one in shown] == ["False", "True"]
     assert shown[0][0] == shown[1][0]
-
-
-LOOKING_BACK = """
-import math
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-class LooksBack(nn.Module):
-    def __init__(self, width=8, longest=16):
-        super().__init__()
-        self.mix = nn.Linear(width, 3 * width)
-        self.register_buffer("past", torch.tril(torch.ones(longest, longest)).view(1, 1, longest, longest))
-
-    def forward(self, x):
-        B, T, C = x.size()
-        q, k, v = self.mix(x).split(C, dim=2)
-        q = q.view(B, T, 2, C // 2).transpose(1, 2)
-        k = k.view(B, T, 2, C // 2).transpose(1, 2)
-        v = v.view(B, T, 2, C // 2).transpose(1, 2)
-        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        att = att.masked_fill(self.past[:, :, :T, :T] == 0, float("-inf"))
-        att = F.softmax(att, dim=-1)
-        return (att @ v).transpose(1, 2).reshape(B, T, C)
-"""
-TRAINS_IT = """
-import torch
-from looking_back import LooksBack
-torch.manual_seed(0)
-model = torch.nn.Sequential(LooksBack(), LooksBack())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-print(*LooksBack.forward.__code__.co_names, *LooksBack.forward.__code__.co_consts)
-for x in torch.randn(12, 4, 16, 8):
-    loss = (model(x)[:, :-1] - x[:, 1:]).pow(2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    print(loss.item())
-"""
-
-
-def test_attention_of_a_module_beside_the_script_is_fused(
-    script: Target, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finders = list(sys.meta_path)
-    Path(script.path).write_text(TRAINS_IT)
-    beside = Path(script.path).with_name("looking_back.py")
-    beside.write_text(LOOKING_BACK)
-    codes, losses = [], []
-    for rewrites in (False, True):
-        monkeypatch.delitem(sys.modules, "looking_back", raising=False)
-        drive(script, named("fused-attention", ("apply", "rewrite")), "", quiet=False, rewrites=rewrites)
-        shown, said = capsys.readouterr()
-        first, *rest = shown.splitlines()
-        codes.append(first)
-        losses.append([float(one) for one in rest])
-        assert "found no place" not in said and "withdrawn" not in said
-    sys.meta_path[:] = finders
-    assert "softmax" in codes[0] and "scaled_dot_product_attention" not in codes[0]
-    assert "scaled_dot_product_attention" in codes[1] and "is_causal" in codes[1] and "softmax" not in codes[1]
-    assert len(losses[0]) == 12 and losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert beside.read_text() == LOOKING_BACK

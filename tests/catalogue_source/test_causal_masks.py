@@ -1,5 +1,5 @@
-"""Which masks are written as `is_causal=True`: those that surely are; all others stay tensors. Either way the result is
-that of the attention by hand, at several lengths."""
+"""Which masks are written as `is_causal`: those that surely are; all others stay tensors. Either way the result is that
+of the attention by hand, at several lengths."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class Attention(nn.Module):
 PLAIN = "torch.tril(torch.ones(n, n))"
 FOUR = f"{PLAIN}.view(1, 1, n, n)"
 SLICED = "self.m[:T, :T] == 0"
+BASE = "class Base(nn.Module):\n    def widen(self):\n        self.m = self.m + 1\n\nclass Attention(Base):"
+WIDEN = "def widen(block):\n    "
 
 
 def script(fill: str, kept: str = "", before: str = "", init: str = "", more: str = "", outside: str = "") -> str:
@@ -80,6 +82,11 @@ CAUSAL = {
         SLICED, outside="class Other(nn.Module):\n    def f(self):\n        self.m = 1"
     ),
 }
+CACHED = {  # a single query sees all of them
+    "a cache of keys": script(SLICED, before="if cache is not None:\n    k = v = torch.cat((cache, k), dim=2)"),
+    "keys that are given": script(SLICED, before="if cache is not None:\n    k = v = cache"),
+    "keys of another input": script(SLICED, before="k = v = k if cache is None else cache"),
+}
 TENSORS = {
     "one ahead": script(SLICED, "torch.tril(torch.ones(n, n), diagonal=1)"),
     "one ahead by place": script(SLICED, "torch.ones(n, n).tril(1)"),
@@ -91,6 +98,8 @@ TENSORS = {
     "turned twice": script("~(self.m[:T, :T] == 0)"),
     "numbers turned round": script("~self.m[:T, :T] == 1", f"{PLAIN}.int()"),
     "another number": script("self.m[:T, :T] == 2", "torch.triu(torch.ones(n, n), 1)"),
+    "more axes than are seen": script("self.m[:, :, :T, :T] == 0", FOUR, before="q = q.float() + 0"),
+    "a query that works": script(SLICED).replace("q @ k", "(q + 0) @ k"),
     "not square": script(SLICED, "torch.tril(torch.ones(n, 2 * n))"),
     "written out": script(SLICED, "torch.tril(torch.ones(n, n), out=torch.empty(n, n))"),
     "no ones": script(SLICED, "torch.tril(torch.eye(n, n) + torch.ones(n, n))"),
@@ -131,6 +140,26 @@ TENSORS = {
     "registered by a subclass": script(
         SLICED, outside="class Wide(Attention):\n    def more(self):\n        self.register_buffer('m', None)"
     ),
+    "widened by a subclass by another name": script(
+        SLICED, outside="Base = Attention\nclass Wide(Base):\n    def more(self):\n        self.m = torch.ones(8, 8)"
+    ),
+    "written to by a subclass": script(
+        SLICED, outside="class Wide(Attention):\n    def more(self):\n        self.m[:, 0] = 1"
+    ),
+    "given away by a subclass": script(
+        SLICED, outside="class Wide(Attention):\n    def more(self):\n        nn.init.ones_(self.m)"
+    ),
+    "set by a class it is made of": script(SLICED).replace("class Attention(nn.Module):", BASE),
+    "written to by others": script(SLICED, outside=WIDEN + "block.m[:, :3] = 1"),
+    "filled by others": script(SLICED, outside=WIDEN + "block.m.fill_(1)"),
+    "its data set by others": script(SLICED, outside=WIDEN + "block.m.data = torch.ones(8, 8)"),
+    "made again by others": script(SLICED, outside=WIDEN + "torch.tril(torch.ones(8, 8), 3, out=block.m)"),
+    "set by its name": script(SLICED, outside=WIDEN + "setattr(block, 'm', torch.ones(8, 8))"),
+    "registered by others": script(SLICED, outside=WIDEN + "block.register_buffer('m', torch.ones(8, 8))"),
+    "put among its buffers": script(SLICED, outside=WIDEN + "block._buffers['m'] = torch.ones(8, 8)"),
+    "put into its state": script(
+        SLICED, outside=WIDEN + "state = block.state_dict()\n    state['m'] = torch.ones(8, 8)"
+    ),
     "set by others": script(SLICED, outside="def widen(block):\n    block.m = torch.ones(8, 8)"),
     "rebuilt under a condition": script(
         "m == 0", before="m = torch.tril(torch.ones(T, T))\nif cache is not None:\n    m = m + cache"
@@ -140,7 +169,6 @@ TENSORS = {
     ),
     "written to by name": script("m == 0", before="m = torch.tril(torch.ones(T, T))\nm[:, 0] = 1"),
     "written to by another name": script("m == 0", before="m = other = torch.tril(torch.ones(T, T))\nother.fill_(1)"),
-    "a cache of keys": script(SLICED, before="if cache is not None:\n    k = v = torch.cat((cache, k), dim=2)"),
     "the last query": script("self.m[:1, :1] == 0", before="q = q[:, :, -1:]"),
     "queries parted by place": script("self.m[:1, :1] == 0", before="q, _ = q.split([1, T - 1], dim=-2)"),
     "keys of one place": script(
@@ -150,12 +178,6 @@ TENSORS = {
             k, v = k.view(B, 1, 2, 2).transpose(1, 2), v[:, :, :1]
         """,
     ),
-    "keys that are given": script(SLICED, before="if cache is not None:\n    k = cache"),
-    "keys by a layer of its own": script(
-        SLICED, init=f"self.grow = nn.ReLU()\nself.register_buffer('m', {PLAIN})", before="k = self.grow(k)"
-    ),
-    "keys by a function": script(SLICED, before="k = cached(k)", outside="def cached(k):\n    return k"),
-    "keys of another input": script(SLICED, before="k = k if cache is None else cache"),
 }  # fmt: skip
 
 
@@ -174,7 +196,7 @@ def outputs(text: str, *cache: torch.Tensor, lengths: tuple[int, ...] = (1, 5, 8
 @pytest.mark.parametrize("text", CAUSAL.values(), ids=CAUSAL.keys())
 def test_a_causal_mask_is_said_in_a_word(text: str) -> None:
     written = fixed(text)
-    assert "F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)" in written
+    assert "F.scaled_dot_product_attention(q, k, v, is_causal=q.size(-2) > 1, scale=1.0)" in written
     assert "attn_mask" not in written and " m = " not in written
     torch.testing.assert_close(outputs(written), outputs(text))
 
@@ -188,11 +210,28 @@ def test_any_other_mask_stays_a_tensor(text: str) -> None:
         torch.testing.assert_close(after[seen], before[seen])
 
 
-def test_a_single_query_sees_a_whole_cache_as_before() -> None:
-    text, cache = TENSORS["a cache of keys"], torch.randn(2, 2, 6, 2)
-    torch.testing.assert_close(outputs(fixed(text), cache, lengths=(1,)), outputs(text, cache, lengths=(1,)))
+@pytest.mark.parametrize("text", CACHED.values(), ids=CACHED.keys())
+def test_a_single_query_sees_a_whole_cache_as_before(text: str) -> None:
+    written, cache = fixed(text), torch.randn(2, 2, 6, 2)
+    assert "F.scaled_dot_product_attention(q, k, v, is_causal=q.size(-2) > 1, scale=1.0)" in written
+    torch.testing.assert_close(outputs(written), outputs(text))
+    torch.testing.assert_close(outputs(written, cache, lengths=(1,)), outputs(text, cache, lengths=(1,)))
 
 
 def test_a_mask_that_is_commented_stays_beside_it() -> None:
     text = script("m == 0", before="m = torch.tril(torch.ones(T, T))  # the past")
-    assert "# the past" in fixed(text) and "is_causal=True" in fixed(text)
+    assert "# the past" in fixed(text) and "is_causal=" in fixed(text)
+
+
+def test_a_mask_that_others_may_see_stays() -> None:
+    assert "future =" in fixed(AT_THE_TOP) and "is_causal=" in fixed(AT_THE_TOP)
+    text = script("m == 0", before="m = torch.tril(torch.ones(T, T))\nprint(locals())")
+    assert fixed(text) == text
+
+
+AT_THE_TOP = """
+import torch
+x = torch.randn(2, 4, 8)
+future = torch.triu(torch.ones(4, 4), diagonal=1).bool()
+print(torch.softmax((x @ x.mT).masked_fill(future, float("-inf")), dim=-1) @ x)
+"""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import ast
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from hotlap.source.attention import hand_written_attention, is_certain, scale_argument
+from hotlap.source.attention import hand_written_attention, is_certain
 from hotlap.source.bodies import remove_statement
 from hotlap.source.causal_masks import is_causal_fill, made_for
 from hotlap.source.edits import Edit, add_import, replace_node
-from hotlap.technique import Family, Parity, Setting, Technique, Try
+from hotlap.source.moving import are_own
+from hotlap.source.score_terms import scale_argument
+from hotlap.technique import Family, Parity, Setting, Technique
 
 if TYPE_CHECKING:
     from hotlap.observe.run import Run
@@ -27,14 +30,16 @@ class FusedAttention(Technique):
 
     ## When it does not help
     Short sequences have small matrices. A mask given as a tensor rules out the fastest kernel. Where a mask surely is
-    causal, `is_causal=True` takes its place: a triangle of ones, kept by `__init__` and never changed, or made on the
-    spot, cut to a square from 0, for queries and keys of one input. Any other mask stays a tensor, as does one for keys
-    from a cache: of those a single query sees all. The weights themselves are no longer there, so nothing is reported
-    where they are returned or looked at. In fp32 on older chips only the memory is saved. On a CPU dropout rules the
-    fused kernel out. `tune` tries it, and `run` applies it, by writing it in memory into modules of the script's own
-    project, where the pattern is certain; attention inside an installed package is left alone. The fix is marked
-    unsafe: shapes and the meaning of a mask cannot be read from source, and a row that is masked altogether gives other
-    values.
+    causal, `is_causal` takes its place: a triangle of ones, kept by `__init__` and never changed by it, or made on the
+    spot, cut to a square from 0; but for a single query, which sees all keys of a cache. Any other mask stays a tensor.
+    The weights themselves are no longer there, so nothing is reported where they are returned or looked at. In fp32 on
+    older chips only the memory is saved. On a CPU dropout rules the fused kernel out.
+
+    Only written into source, for a person to look at, and marked unsafe: no file can tell what other files, checkpoints
+    and hooks do to masks and submodules, so `tune` does not try it. Look for these: a mask that is loaded or changed
+    from outside; a dropout or softmax that is replaced, or has a hook which wants the weights; a mask of one axis, of
+    more than the scores have, or of another type than the query; booleans or whole numbers that are added; a row that
+    is masked altogether, which gives zeros instead of NaN; derivatives of second order, which fused kernels lack.
 
     ## What changes numerically
     The same mathematics with other rounding: the softmax is computed tile by tile. Dropout draws another, equally
@@ -43,14 +48,13 @@ class FusedAttention(Technique):
     ## Claims
     The lists are older than the kernel and do not have it. It came with torch 2.0, as
     `F.scaled_dot_product_attention`, and chooses among several kernels by chip, type and mask. On two cores of a CPU,
-    without dropout, `hotlap tune` proved 48.3 -> 28.8 ms a step (1.35x to 2.08x) for minGPT's gpt-nano at a length of
-    512, unedited, and 387 MiB at the peak instead of 599.
+    without dropout, minGPT's gpt-nano at a length of 512 took 28.8 ms a step instead of 48.3 (1.35x to 2.08x), and 387
+    MiB at the peak instead of 599: measured on 18 November 2026 by a `tune` that still wrote it in by itself.
     """
 
     family = Family.COMPUTE
     aliases = ("sdpa", "scaled_dot_product_attention", "flash attention", "attention")
     suits = "transformer"
-    helps_with = frozenset({"low precision"})  # the fastest kernels take 16-bit numbers only
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT
@@ -60,10 +64,6 @@ class FusedAttention(Technique):
             message = "attention written by hand stores its weights; scaled_dot_product_attention does not"
             yield source.site(found.softmax, message, "unsafe" if is_certain(source, found) else None)
 
-    def settings(self, run: Run) -> Sequence[Try]:
-        """Always worth a look: attention by hand leaves no trace in a record, and source tells whether there is any."""
-        return [Try({}, run.share("forward", "backward"))]
-
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         source = site.source
         found = next(one for one in hand_written_attention(source) if one.softmax is site.node)
@@ -71,17 +71,18 @@ class FusedAttention(Technique):
         torch = source.names.spelled("torch")
         given = [source.segment(one) for one in (found.query, found.key, found.value)]
         filled = found.filled
-        is_causal = filled is not None and is_causal_fill(source, filled, found.query, found.key)
+        is_named = isinstance(found.query, ast.Name)  # read twice, so nothing that works
+        is_causal = is_named and filled is not None and is_causal_fill(source, filled, found.axes)
         options = {
             "attn_mask": None if is_causal else found.mask,
-            "is_causal": "True" if is_causal else None,
+            "is_causal": f"{given[0]}.size(-2) > 1" if is_causal else None,
             "dropout_p": found.dropout,
-            "scale": scale_argument(source, found),
+            "scale": scale_argument(source, found.scales, found.query, found.key),
         }
         given += [f"{name}={text}" for name, text in options.items() if text is not None]
         owner = functional or f"{torch or 'torch'}.nn.functional"
-        idle = made_for(source, filled) if filled is not None and is_causal else ()
-        for statement in [*found.statements, *idle]:
+        idle = list(made_for(source, filled)) if filled is not None and is_causal else []
+        for statement in [*found.statements, *(idle if are_own(source, idle, found.product) else [])]:
             yield from remove_statement(source, statement)
         yield from replace_node(source, found.product, f"{owner}.scaled_dot_product_attention({', '.join(given)})")
         if functional is None and torch is None:

@@ -6,12 +6,18 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hotlap.source.bodies import attributes, body_of, in_brackets, method, own_nodes, receiver, same
+from hotlap.source.axis_counts import axis_count
+from hotlap.source.bodies import attributes, in_brackets, method, own_nodes, receiver
 from hotlap.source.module import Source
+from hotlap.source.moving import Piece, can_move, is_changed_in_place, is_read_elsewhere, is_viewed, may_change
 from hotlap.source.names import spelling
+from hotlap.source.plain_numbers import is_number
+from hotlap.source.products import contracts_last, is_bmm, is_einsum, product_of
+from hotlap.source.score_terms import Scale, is_bias
+from hotlap.source.written_attributes import written_elsewhere
 
-_PRODUCTS = ("torch.matmul", "torch.bmm")
-_LAST = {(-2, -1), (-1, -2), (2, 3), (3, 2), (1, 2), (2, 1)}
+# How many axes there must be for two to be the last; 0: any.
+_AXES: dict[tuple[str, ...], int] = {("-1", "-2"): 0, ("1", "2"): 3, ("2", "3"): 4}
 _FUNCTION = "torch.nn.functional.softmax"
 
 
@@ -25,38 +31,56 @@ class Attention:
     value: ast.expr
     product: ast.expr  # weights @ value
     statements: list[ast.stmt]  # those that only make the weights, in order
-    scales: list[tuple[ast.operator, ast.expr]] = field(default_factory=list)
+    pieces: list[Piece]  # all that the call is to be given, and where it was read
+    scales: list[Scale] = field(default_factory=list)
     mask: str | None = None
     filled: ast.expr | None = None  # where scores are filled, if that is how they are masked
     dropout: str | None = None
+    axes: int | None = None  # of its query, where that is seen
     doubts: list[str] = field(default_factory=list)
 
 
 def hand_written_attention(source: Source) -> Iterator[Attention]:
     for node in source.names.call_nodes:
-        scores = _scores_of(source, node)
-        found = _Reader(source, node).read(scores) if scores is not None else None
+        taken = _softmax_of(source, node)
+        found = _Reader(source, node).read(*taken) if taken is not None else None
         if found is not None:
             yield found
 
 
-def _scores_of(source: Source, call: ast.Call) -> ast.expr | None:
-    """What a softmax over the last axis is taken of; None for any other call."""
-    name = source.name_of(call.func)
-    dims = [one.value for one in call.keywords if one.arg == "dim"]
-    if name in (_FUNCTION, "torch.softmax") and call.args:
-        return call.args[0] if _is_last([*dims, *call.args[1:2]]) else None
-    built = _built(source, call.func)
-    if built is not None and source.name_of(built.func) == "torch.nn.Softmax" and len(call.args) == 1:
-        given = [*(one.value for one in built.keywords if one.arg == "dim"), *built.args[:1]]
-        return call.args[0] if _is_last(given) else None
-    if name is None and method(call) == "softmax":
-        return receiver(call) if _is_last([*dims, *call.args[:1]]) else None
-    return None
+def is_certain(source: Source, found: Attention) -> bool:
+    """Whether it can be written as one call: all in one block, nothing it reads changed on the way."""
+    block = source.block(source.statement(found.product))
+    if found.doubts or len(found.scales) > 1 or not all(one in block for one in found.statements):
+        return False
+    later = [piece for piece, _ in found.pieces if piece not in (found.query, found.key)]  # than their product was
+    if any(may_change(source, node) for piece in later for node in ast.walk(piece)):
+        return False
+    are_numbers = all(is_number(source, scale) for _, scale in found.scales)
+    is_moved = are_numbers and can_move(source, found.pieces, found.statements, found.product)
+    if not is_moved or is_changed_in_place(source, found.product):
+        return False
+    return is_bmm(source, found.product) or not is_viewed(source, found.product)  # three axes are laid out as ever
 
 
-def _is_last(dims: list[ast.expr]) -> bool:
-    return bool(dims) and ast.unparse(dims[0]) in ("-1", "3")
+def _softmax_of(source: Source, call: ast.Call) -> tuple[ast.expr, list[str]] | None:
+    """What a softmax over the last axis is taken of, and all that is said of how; None for any other call."""
+    name, built = source.name_of(call.func), _built(source, call.func)
+    said, given = call, list(call.args)
+    if name in (_FUNCTION, "torch.softmax") and given:
+        scores = given.pop(0)
+    elif built is not None and source.name_of(built.func) == "torch.nn.Softmax":
+        if len(given) != 1 or call.keywords:
+            return None
+        said, scores, given = built, given[0], list(built.args)
+    elif name is None and method(call) == "softmax":
+        scores = receiver(call)
+    else:
+        return None
+    dims = [*(one.value for one in said.keywords if one.arg == "dim"), *given[:1]]
+    others = [*(one.arg or "**" for one in said.keywords if one.arg != "dim"), *map(ast.unparse, given[1:])]
+    how = [*map(ast.unparse, dims), *others]
+    return (scores, how) if dims and how[0] in ("-1", "3") else None
 
 
 def _built(source: Source, node: ast.expr) -> ast.Call | None:
@@ -77,23 +101,31 @@ class _Reader:
         self.statement = source.statement(softmax)
         self.block = source.block(self.statement)
         self.made: list[ast.stmt] = []
-        self.scales: list[tuple[ast.operator, ast.expr]] = []
+        self.pieces: list[Piece] = []
+        self.scales: list[Scale] = []
         self.mask: str | None = None
         self.filled: ast.expr | None = None
         self.dropout: str | None = None
         self.doubts: list[str] = []
 
-    def read(self, scores: ast.expr) -> Attention | None:
+    def read(self, scores: ast.expr, how: list[str]) -> Attention | None:
         factors = self._back(scores, self.statement)
         forth = self._forth(self.softmax)
         if factors is None or forth is None:
             return None
         product, value = forth
+        self._doubt_layer(self.softmax.func)
+        if how not in (["-1"], ["3"]):
+            self.doubts.append("its softmax is of another type")
+        if how[0] == "3" and any(self._axes(one) != 4 for one in factors):
+            self.doubts.append("its axes are counted from the front")
         made = sorted(set(self.made), key=lambda one: one.lineno)
-        if self._is_needed(made, product):
+        if is_read_elsewhere(self.source, made, product):  # the fused kernel never shows them
             return None
+        self.pieces.append((value, self.source.statement(product)))
         masks = self.mask, self.filled
-        return Attention(self.softmax, *factors, value, product, made, self.scales, *masks, self.dropout, self.doubts)
+        parts = self.softmax, *factors, value, product, made, self.pieces
+        return Attention(*parts, self.scales, *masks, self.dropout, self._axes(factors[0]), self.doubts)
 
     def _back(self, node: ast.expr, at: ast.stmt, hops: int = 0) -> tuple[ast.expr, ast.expr] | None:
         """Query and key, through scaling and masking."""
@@ -101,16 +133,19 @@ class _Reader:
             return None
         if isinstance(node, ast.Name):
             return self._back_through_name(node.id, at, hops)
-        pair = _product(self.source, node)
-        if pair is not None and _is_einsum(self.source, node):
+        pair = product_of(self.source, node)
+        if pair is not None and is_einsum(self.source, node):
             self.doubts.append("its axes are named in an einsum")
-            return pair if _contracts_last(node) else None
+            return pair if contracts_last(node) else None
         if pair is not None:
-            return self._with_key(*pair, at)
+            self._doubt_options(node)
+            return self._with_key(*pair, at, is_bmm(self.source, node))
         if isinstance(node, ast.BinOp):
             return self._back_through(node.left, node.op, node.right, at, hops)
         if method(node) in ("masked_fill", "masked_fill_") and isinstance(node, ast.Call) and len(node.args) == 2:
-            self._masked(*node.args)
+            self._masked(node.args[0], node.args[1], at)
+            if node.keywords:
+                self.doubts.append("its mask has options")
             return self._back(receiver(node), at, hops + 1)
         return None
 
@@ -135,48 +170,82 @@ class _Reader:
         if isinstance(operator, ast.Mult | ast.Div):
             self.scales.append((operator, right))
         elif isinstance(operator, ast.Add):
-            if self.mask is not None:
-                self.doubts.append("it has two masks")
-            self.mask = self.source.segment(right)
+            self._added(right)
         else:
             return None
+        self.pieces.append((right, at))
         return self._back(left, at, hops + 1)
 
-    def _masked(self, condition: ast.expr, value: ast.expr) -> None:
+    def _added(self, bias: ast.expr) -> None:
+        if self.mask is not None:
+            self.doubts.append("it has two masks")
+        if self.scales:
+            self.doubts.append("it is scaled after its mask was added")
+        if not is_bias(self.source, bias):
+            self.doubts.append("what is added may be no mask")
+        self.mask = self.source.segment(bias)
+
+    def _masked(self, condition: ast.expr, value: ast.expr, at: ast.stmt) -> None:
         if self.mask is not None:
             self.doubts.append("it has two masks")
         self.filled = condition
+        self.pieces.append((condition, at))
         is_endless = ast.unparse(value).lower() in ("float('-inf')", "-torch.inf", "-math.inf", "-float('inf')")
         if not is_endless:
             self.doubts.append("it masks with a finite number")
-        is_equation = isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.Eq)
-        if isinstance(condition, ast.Compare) and is_equation and ast.unparse(condition.comparators[-1]) == "0":
-            self.mask = f"{self.source.segment(condition.left)} != 0"
+        is_equation = isinstance(condition, ast.Compare) and [type(one) for one in condition.ops] == [ast.Eq]
+        if isinstance(condition, ast.Compare) and is_equation and ast.unparse(condition.comparators[0]) == "0":
+            self.mask = f"{in_brackets(self.source, condition.left)} != 0"
         else:
             self.mask = f"~{in_brackets(self.source, condition)}"
 
-    def _with_key(self, query: ast.expr, turned: ast.expr, at: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
+    def _with_key(
+        self, query: ast.expr, turned: ast.expr, at: ast.stmt, by_bmm: bool
+    ) -> tuple[ast.expr, ast.expr] | None:
         if isinstance(turned, ast.Name):  # k = k.transpose(-2, -1) a line above
             value = self.source.value_of(turned)
             self.doubts.append("its key is turned elsewhere")
             turned = value if isinstance(value, ast.expr) else turned
         if isinstance(turned, ast.Attribute) and turned.attr == "mT":
-            return query, turned.value
-        if method(turned) == "transpose" and isinstance(turned, ast.Call) and len(turned.args) == 2:
+            key = turned.value
+        elif isinstance(turned, ast.Call) and method(turned) in ("transpose", "permute"):
+            key = receiver(turned)
             axes = tuple(ast.unparse(one) for one in turned.args)
-            if axes in {(str(one), str(other)) for one, other in _LAST}:
-                return query, receiver(turned)
-        if method(turned) == "permute" and isinstance(turned, ast.Call):
-            swapped = tuple(ast.unparse(one) for one in turned.args) in (("0", "1", "3", "2"), ("0", "2", "1"))
-            return (query, receiver(turned)) if swapped else None
-        return None
+            if method(turned) == "permute":
+                needed = 0 if axes in (("0", "1", "3", "2"), ("0", "2", "1")) else None
+            else:
+                needed = _AXES.get(tuple(sorted(axes)))
+            if needed is None or turned.keywords:
+                return None
+            if needed and needed != (3 if by_bmm else axis_count(self.source, key, at)):
+                self.doubts.append("its axes are counted from the front")
+        else:
+            return None
+        self.pieces += [(query, at), (key, at)]
+        return query, key
+
+    def _axes(self, tensor: ast.expr) -> int | None:
+        """Of a query or a key, as it is where they are multiplied."""
+        at = next((at for piece, at in self.pieces if piece is tensor), None)
+        return axis_count(self.source, tensor, at) if at is not None else None
+
+    def _doubt_layer(self, layer: ast.expr) -> None:
+        owner = self.source.enclosing(layer, ast.ClassDef) if (spelling(layer) or "").startswith("self.") else None
+        name = layer.attr if isinstance(layer, ast.Attribute) else ""
+        if owner is not None and any(written_elsewhere(self.source, owner, name)):
+            self.doubts.append("one of its layers is replaced or has a hook")
+
+    def _doubt_options(self, product: ast.AST) -> None:
+        if isinstance(product, ast.Call) and product.keywords:
+            self.doubts.append("its product has options")
 
     def _forth(self, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
         """The product of weights and value, through dropout and assignments."""
         for _ in range(8):
             above = self.source.parent(node)
-            pair = _product(self.source, above)
+            pair = product_of(self.source, above)
             if isinstance(above, ast.expr) and pair is not None and pair[0] is node:
+                self._doubt_options(above)
                 return above, pair[1]
             if isinstance(above, ast.Call) and above.args[:1] == [node] and self._drops(above):
                 node = above
@@ -200,94 +269,30 @@ class _Reader:
         return None
 
     def _drops(self, call: ast.Call) -> bool:
-        if self.source.name_of(call.func) == "torch.nn.functional.dropout":
-            given = {one.arg: self.source.segment(one.value) for one in call.keywords}
-            names = ("p", "training")
-            given |= {name: self.source.segment(one) for name, one in zip(names, call.args[1:], strict=False)}
-            self.dropout = f"{given.get('p', '0.5')} if {given.get('training', 'True')} else 0.0"
-            return True
+        before = self.dropout
         built = _built(self.source, call.func)
         written = self.source.segment(call.func)
-        if built is not None and self.source.name_of(built.func) == "torch.nn.Dropout":
+        if self.source.name_of(call.func) == "torch.nn.functional.dropout":
+            given = {one.arg: one.value for one in call.keywords}
+            given |= dict(zip(("p", "training", "inplace"), call.args[1:], strict=False))
+            if not set(given) <= {"p", "training", "inplace"}:
+                self.doubts.append("its dropout has other options")
+            self.pieces += [(given[name], self.source.statement(call)) for name in ("p", "training") if name in given]
+            p, training = given.get("p"), given.get("training")
+            self.dropout = self.source.segment(p) if p is not None else "0.5"
+            if training is not None:
+                share = in_brackets(self.source, p) if p is not None else "0.5"
+                self.dropout = f"{share} if {in_brackets(self.source, training)} else 0.0"
+        elif built is not None and self.source.name_of(built.func) == "torch.nn.Dropout":
+            self.pieces.append((call.func, self.source.statement(call)))
+            self._doubt_layer(call.func)
             self.dropout = f"{written}.p if {written}.training else 0.0"
-            return True
-        is_dropout = "drop" in written.rpartition(".")[2].lower()
-        if is_dropout:
+            if len(call.args) + len(call.keywords) != 1:
+                self.doubts.append("its dropout has other options")
+        elif "drop" in written.rpartition(".")[2].lower():
             self.doubts.append("its dropout is made elsewhere")
-        return is_dropout
-
-    def _is_needed(self, made: list[ast.stmt], product: ast.expr) -> bool:
-        """Whether the weights, or the scores, are used for anything else: the fused kernel never shows them."""
-        last = self.source.statement(product)
-        names = {spelling(one.targets[0]) for one in made if isinstance(one, ast.Assign)} - {None}
-        body = body_of(self.source, product)
-        mentions = [one for one in own_nodes(self.source, body) if isinstance(one, ast.Name) and one.id in names]
-        stored: set[str] = {one.id for one in mentions if isinstance(one.ctx, ast.Store) and last in
-                            self.source.ancestors(one)}  # fmt: skip
-        for one in sorted(mentions, key=lambda one: (one.lineno, one.col_offset)):
-            statement = self.source.statement(one)
-            if one.lineno < min([two.lineno for two in [*made, last]]) or statement in made or statement is last:
-                continue
-            if isinstance(one.ctx, ast.Store):
-                stored.add(one.id)
-            elif one.id not in stored:
-                return True
-        return False
-
-
-def _product(source: Source, node: ast.AST | None) -> tuple[ast.expr, ast.expr] | None:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        return node.left, node.right
-    if isinstance(node, ast.Call) and source.name_of(node.func) in _PRODUCTS and len(node.args) == 2:
-        return node.args[0], node.args[1]
-    if isinstance(node, ast.Call) and method(node) in ("matmul", "bmm") and len(node.args) == 1:
-        return (receiver(node), node.args[0]) if source.name_of(node.func) is None else None
-    if _is_einsum(source, node) and isinstance(node, ast.Call):
-        return node.args[1], node.args[2]
-    return None
-
-
-def _is_einsum(source: Source, node: ast.AST | None) -> bool:
-    is_named = isinstance(node, ast.Call) and source.name_of(node.func) == "torch.einsum"
-    return is_named and isinstance(node, ast.Call) and len(node.args) == 3 and isinstance(node.args[0], ast.Constant)
-
-
-def _contracts_last(node: ast.expr) -> bool:
-    """Whether an einsum multiplies rows with rows: `bid,bjd->bij`."""
-    assert isinstance(node, ast.Call) and isinstance(node.args[0], ast.Constant)
-    taken, _, made = str(node.args[0].value).replace(" ", "").partition("->")
-    one, _, other = taken.partition(",")
-    return bool(one and other) and one[-1] == other[-1] and one[-1] not in made
-
-
-def scale_argument(source: Source, found: Attention) -> str | None:
-    """What the fused kernel is to multiply with; None for its own default, one over the root of the last axis."""
-    if len(found.scales) > 1:
-        return None
-    if not found.scales:
-        return "1.0"
-    operator, scale = found.scales[0]
-    written = ast.unparse(scale)
-    for tensor in (found.query, found.key):
-        for width in (f"{ast.unparse(tensor)}.size(-1)", f"{ast.unparse(tensor)}.shape[-1]"):
-            roots = {f"math.sqrt({width})", f"np.sqrt({width})", f"{width} ** 0.5", f"sqrt({width})"}
-            inverse = {f"{one} / {root}" for one in ("1", "1.0") for root in roots} | {f"{width} ** -0.5"}
-            if written in (roots if isinstance(operator, ast.Div) else inverse):
-                return None
-    text = in_brackets(source, scale)
-    return source.segment(scale) if isinstance(operator, ast.Mult) else f"1.0 / {text}"
-
-
-def is_certain(source: Source, found: Attention) -> bool:
-    """Whether it can be written as one call: all in one block, nothing it reads changed on the way."""
-    last = source.statement(found.product)
-    block = source.block(last)
-    if found.doubts or len(found.scales) > 1 or not all(one in block for one in [*found.statements, last]):
-        return False
-    if any("torch." in ast.unparse(scale) for _, scale in found.scales):  # a tensor, where a number is wanted
-        return False
-    first = block.index(found.statements[0]) if found.statements else block.index(last)
-    read = {spelling(one) for part in (found.query, found.key, found.value) for one in ast.walk(part)}
-    changed = [node for one in block[first : block.index(last)] for node in ast.walk(one)]
-    stored = {node.id for node in changed if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return not stored & read and not any(same(found.product, one) for one in found.statements)
+        else:
+            return False
+        if before is not None:
+            self.doubts.append("it has two dropouts")
+        return True

@@ -1,7 +1,8 @@
 """Masks that surely are causal: each position sees itself and what came before it, and nothing else.
 
 `is_causal=True` means a triangle from the first query and the first key on. So does a square slice from 0 of a triangle
-of ones, whatever its length. All else stays a tensor."""
+of ones: with more than one row it only fits scores of that length. One of a single row masks nothing, however many keys
+there are: so a single query sees a whole cache of them. All else stays a tensor."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile
 
 from hotlap.source.bodies import constant, method, receiver, same
-from hotlap.source.lengths import are_of_one_length
 from hotlap.source.module import Source
 from hotlap.source.names import spelling
+from hotlap.source.written_attributes import may_be_kin, written_elsewhere
 
 _MOST_HOPS = 12
 # Ones stay ones and zeros stay zeros.
@@ -33,10 +34,12 @@ class _Triangle:
     axes: int = 2
 
 
-def is_causal_fill(source: Source, condition: ast.expr, query: ast.expr, key: ast.expr) -> bool:
-    """Whether scores that are filled where the condition holds are those of `is_causal=True`."""
+def is_causal_fill(source: Source, condition: ast.expr, axes: int | None) -> bool:
+    """Whether scores with so many axes (None: not seen), filled where the condition holds, are those of
+    `is_causal=True`; or not filled at all, where they have a single row. A mask with more axes than scores would give
+    them more."""
     triangle = _triangle(source, condition)
-    return triangle is not None and not triangle.is_past and are_of_one_length(source, query, key)
+    return triangle is not None and not triangle.is_past and triangle.axes <= (axes or 2)
 
 
 def made_for(source: Source, condition: ast.expr) -> Iterator[ast.stmt]:
@@ -94,6 +97,8 @@ def _sliced(inside: _Triangle, node: ast.Subscript) -> _Triangle | None:
     if rows is None and columns is None:
         return replace(inside, axes=axes)
     if rows is None or columns is None or not same(rows, columns) or not _is_steady(rows):
+        return None
+    if isinstance(rows, ast.Constant):  # a single row for many queries masks nothing, either
         return None
     return replace(inside, axes=axes, side=None)
 
@@ -192,7 +197,9 @@ def _kept_once(source: Source, attribute: ast.Attribute) -> ast.expr | None:
     written = spelling(attribute)
     if owner is None or written != f"self.{attribute.attr}":
         return None
-    mentions = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and spelling(node) == written]
+    alike = [node for node in source.names.parents if isinstance(node, ast.Attribute) and spelling(node) == written]
+    around = [(node, source.enclosing(node, ast.ClassDef)) for node in alike]
+    mentions = [node for node, one in around if one is not None and may_be_kin(source, one, owner)]
     stores = [node for node in mentions if not isinstance(node.ctx, ast.Load)]
     calls = [node for node in ast.walk(owner) if isinstance(node, ast.Call) and method(node) == "register_buffer"]
     named = [(_buffer_name(call), call) for call in calls]
@@ -242,24 +249,8 @@ def _only_reads(source: Source, node: ast.expr, hops: int = 0) -> bool:
 
 def _is_changed_outside(source: Source, owner: ast.ClassDef, name: str) -> bool:
     """Whether other code of the file may give an object of the class another mask. To crop one is no change."""
-    for node in source.names.parents:
-        if not isinstance(node, ast.Attribute) or node.attr != name or isinstance(node.ctx, ast.Load):
-            continue
-        around = source.enclosing(node, ast.ClassDef)
-        if around is owner and spelling(node) == f"self.{name}":
-            continue
-        is_another = around is not None and spelling(node) == f"self.{name}" and not _inherits(source, around, owner)
-        if not is_another and not _crops(source.parent(node), node):
-            return True
-    heirs = [one for one in source.names.parents if isinstance(one, ast.ClassDef) and _inherits(source, one, owner)]
-    methods = [call for heir in heirs for call in ast.walk(heir) if method(call) == "register_buffer"]
-    return any(isinstance(call, ast.Call) and _buffer_name(call) == name for call in methods)
-
-
-def _inherits(source: Source, one: ast.ClassDef, owner: ast.ClassDef, hops: int = 0) -> bool:
-    bases = [source.definition(base) for base in one.bases] if hops < _MOST_HOPS else []
-    above = [base for base in bases if isinstance(base, ast.ClassDef) and base is not one]
-    return owner in above or any(_inherits(source, base, owner, hops + 1) for base in above)
+    written = written_elsewhere(source, owner, name)
+    return any(not isinstance(one, ast.Attribute) or not _crops(source.parent(one), one) for one in written)
 
 
 def _crops(statement: ast.AST | None, target: ast.Attribute) -> bool:

@@ -1,5 +1,5 @@
-"""Attentions written by hand: causal in several spellings, scaled by a constant, in one line; and masks that only look
-causal, which stay tensors."""
+"""Attentions written by hand: causal in several spellings, with a mask that is added, in one line; and masks that only
+look causal, which stay tensors."""
 
 import math
 
@@ -20,7 +20,7 @@ class Causal(nn.Module):
         batch, length, width = x.shape
         q, k, v = self.mix(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         # every token looks back
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.drop.p if self.drop.training else 0.0)  # mixed values
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=q.size(-2) > 1, dropout_p=self.drop.p if self.drop.training else 0.0)  # mixed values
         return out.transpose(1, 2).reshape(batch, length, width)
 
 
@@ -34,12 +34,31 @@ class Head(nn.Module):
     def forward(self, x):
         k = self.key(x)
         q = self.query(x)
-        return F.scaled_dot_product_attention(q, k, x, is_causal=True, scale=1.0)
+        return F.scaled_dot_product_attention(q, k, x, is_causal=q.size(-2) > 1, scale=1.0)
 
 
 def looks_back(x):
     length = x.size(1)
-    return F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=1.0)
+    return F.scaled_dot_product_attention(x, x, x, is_causal=x.size(-2) > 1, scale=1.0)
+
+
+class Padded(nn.Module):
+    def __init__(self, width, heads, rate=0.0):
+        super().__init__()
+        self.heads, self.rate = heads, rate
+        self.size = int(width / heads)
+        self.query = nn.Linear(width, width)
+        self.drop = nn.Dropout(rate)
+        self.scale = width**-0.5
+
+    def forward(self, x, mask):
+        batch, length, width = x.size()
+        q = self.query(x).view(batch, length, self.heads, self.size).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, q, q, attn_mask=mask, dropout_p=self.drop.p if self.drop.training else 0.0, scale=1.0 / math.sqrt(self.size))
+        return out.permute(0, 2, 1, 3).contiguous().view(batch, length, width)
+
+    def flat(self, x, mask):
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=~(mask < 0), dropout_p=(self.rate if self.heads > 1 else 0.0) if self.training else 0.0, scale=self.scale)
 
 
 class NearlyCausal(nn.Module):
@@ -51,7 +70,7 @@ class NearlyCausal(nn.Module):
         self.register_buffer("changed", torch.tril(torch.ones(longest, longest)))
 
     def see_all(self):
-        self.changed = torch.ones_like(self.past)
+        self.changed = torch.ones_like(self.changed)
 
     def one_ahead(self, x):
         t = x.size(1)
@@ -79,7 +98,7 @@ class NearlyCausal(nn.Module):
 
     def with_a_cache(self, x, earlier):
         t, k = x.size(1), torch.cat((earlier, x), dim=1)  # a single position sees them all
-        return F.scaled_dot_product_attention(x, k, k, attn_mask=self.past[:t, :t] != 0, scale=1.0)
+        return F.scaled_dot_product_attention(x, k, k, is_causal=x.size(-2) > 1, scale=1.0)
 
 
 def rebuilt(x, others=None):
@@ -89,7 +108,7 @@ def rebuilt(x, others=None):
     return F.scaled_dot_product_attention(x, x, x, attn_mask=past != 0, scale=1.0)
 
 
-def scaled(q, k, v, bias, scale=0.5):
+def scaled(q, k, v, bias, scale: float = 0.5):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
 
@@ -120,6 +139,8 @@ outputs = [
     nearly.reassigned(x),
     nearly.with_a_cache(x[:, -1:], x[:, :-1]),
     rebuilt(x, torch.eye(16).flip(0)),
+    Padded(8, 2)(x, torch.eye(16)[:1] * -1e4),
+    Padded(8, 2).flat(x, torch.eye(16) - 0.5),
 ]
 for output in outputs:
     print(f"{output.pow(2).sum().item():.3f}")

@@ -1,5 +1,5 @@
-"""Attentions written by hand: causal in several spellings, scaled by a constant, in one line; and masks that only look
-causal, which stay tensors."""
+"""Attentions written by hand: causal in several spellings, with a mask that is added, in one line; and masks that only
+look causal, which stay tensors."""
 
 import math
 
@@ -49,6 +49,33 @@ def looks_back(x):
     return F.softmax((x @ x.mT).masked_fill(future, float("-inf")), dim=-1) @ x
 
 
+class Padded(nn.Module):
+    def __init__(self, width, heads, rate=0.0):
+        super().__init__()
+        self.heads, self.rate = heads, rate
+        self.size = int(width / heads)
+        self.query = nn.Linear(width, width)
+        self.drop = nn.Dropout(rate)
+        self.scale = width**-0.5
+
+    def forward(self, x, mask):
+        batch, length, width = x.size()
+        q = self.query(x).view(batch, length, self.heads, self.size).transpose(1, 2)
+        scores = torch.matmul(q, q.transpose(-1, -2))
+        scores = scores / math.sqrt(self.size)
+        scores = scores + mask
+        weights = nn.Softmax(dim=-1)(scores)
+        weights = self.drop(weights)
+        out = torch.matmul(weights, q)
+        return out.permute(0, 2, 1, 3).contiguous().view(batch, length, width)
+
+    def flat(self, x, mask):
+        scores = torch.bmm(x, x.transpose(1, 2)) * self.scale
+        weights = F.softmax(scores.masked_fill(mask < 0, float("-inf")), dim=-1)
+        weights = F.dropout(weights, self.rate if self.heads > 1 else 0.0, training=self.training)
+        return torch.bmm(weights, x)
+
+
 class NearlyCausal(nn.Module):
     def __init__(self, longest):
         super().__init__()
@@ -58,7 +85,7 @@ class NearlyCausal(nn.Module):
         self.register_buffer("changed", torch.tril(torch.ones(longest, longest)))
 
     def see_all(self):
-        self.changed = torch.ones_like(self.past)
+        self.changed = torch.ones_like(self.changed)
 
     def one_ahead(self, x):
         t = x.size(1)
@@ -96,7 +123,7 @@ def rebuilt(x, others=None):
     return F.softmax((x @ x.mT).masked_fill(past == 0, float("-inf")), dim=-1) @ x
 
 
-def scaled(q, k, v, bias, scale=0.5):
+def scaled(q, k, v, bias, scale: float = 0.5):
     weights = torch.matmul(q, k.transpose(-1, -2)) * scale
     weights += bias
     weights = weights.softmax(dim=-1)
@@ -130,6 +157,8 @@ outputs = [
     nearly.reassigned(x),
     nearly.with_a_cache(x[:, -1:], x[:, :-1]),
     rebuilt(x, torch.eye(16).flip(0)),
+    Padded(8, 2)(x, torch.eye(16)[:1] * -1e4),
+    Padded(8, 2).flat(x, torch.eye(16) - 0.5),
 ]
 for output in outputs:
     print(f"{output.pow(2).sum().item():.3f}")

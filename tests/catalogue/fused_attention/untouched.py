@@ -44,3 +44,35 @@ def causal_with_weights(x):
 
 def already_causal(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def averaged(q, k, v):
+    weights = F.softmax(q @ k.transpose(-2, -1), dim=-1)
+    out = weights @ v
+    weights = weights.mean(dim=1)
+    return out, weights
+
+
+def in_either_way(q, k, v, fast):
+    if fast:
+        weights = F.softmax(q @ k.transpose(-2, -1), dim=-1)
+        out = weights @ v
+    else:
+        weights, out = None, v
+    return out, weights
+
+
+def next_time(q, k, v):
+    weights = torch.zeros(())
+    for _ in range(2):
+        print(weights.sum())
+        weights = F.softmax(q @ k.transpose(-2, -1), dim=-1)
+        q = weights @ v
+    return q
+
+
+def hooked(q, k, v):
+    weights = F.softmax(q @ k.transpose(-2, -1), dim=-1)
+    out = weights @ v
+    out.register_hook(lambda gradient: gradient * weights.sum())
+    return out
