@@ -3,13 +3,15 @@ at; the meta device stands for one to move to."""
 
 from __future__ import annotations
 
+import gc
+
 import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hotlap.parts import resident_mirror
-from hotlap.parts.resident_loader import Residency
+from hotlap.parts.resident_loader import Residency, ResidentSamples
 from hotlap.parts.resident_mirror import Mirror
 from hotlap.parts.waiting_tensor import Waiting
 
@@ -109,6 +111,24 @@ def test_a_script_that_stays_in_main_memory_gets_its_batches_there() -> None:
     assert given == epochs(loader) and reasons == []
     assert kinds.count(Waiting) == resident_mirror._UNMOVED + 1 and kinds[-14:] == [torch.Tensor] * 14
     own.close()
+
+
+def test_data_sets_may_die_while_their_stores_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector comes in when it likes."""
+    own, loaders = residency(None, lambda reason: None), [DataLoader(Powers(), batch_size=8) for _ in range(3)]
+    for number in range(3):
+        list(own.iterator(iter, loaders[number]))
+    close, closed = ResidentSamples.close, []
+
+    def closing(samples: ResidentSamples) -> None:
+        closed.append(samples)
+        loaders.clear()
+        gc.collect()
+        close(samples)
+
+    monkeypatch.setattr(ResidentSamples, "close", closing)
+    own.close()
+    assert len(set(map(id, closed))) == 3
 
 
 @pytest.mark.parametrize("why", ["no device yet", "no room"])

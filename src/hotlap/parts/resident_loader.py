@@ -246,7 +246,7 @@ class Residency:
 
     def close(self) -> None:
         """End what still fills stores in the background."""
-        for samples in self._kept.values():
+        for samples in list(self._kept.values()):  # an owner may die meanwhile, and is forgotten then
             samples.close()
 
     def _samples(self, loader: Any) -> ResidentSamples:
