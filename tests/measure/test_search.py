@@ -210,7 +210,7 @@ def test_all_together_are_tried_once_although_the_proof_has_no_room_yet(budget: 
     made = search(bench, Fast(), Other(), budget=budget, together=True)
     made.screening.run()
     assert bench.asked[3:] == asked
-    assert ("ends after 12 s at most" in bench._listener.said_so[-1]) is bool(asked)  # type: ignore[attr-defined]
+    assert ("ends after about 12 s" in bench._listener.said_so[-1]) is bool(asked)  # type: ignore[attr-defined]
     assert [str(choice) for choice in made.found.plan] == (["fast", "other"] if asked else [])
 
 

@@ -45,7 +45,7 @@ class Attempts:
         self._is_beyond = not has_room and is_first and self._purse.may_look(plan)
         if self._is_beyond and not self._has_said_so:
             until = self._purse.until_proven
-            self._bench.say(f"one look all the same: with its proof that ends after {until:.0f} s at most")
+            self._bench.say(f"one look all the same: with its proof that ends after about {until:.0f} s")
             self._has_said_so = True
         self._granted += has_room or self._is_beyond
         return has_room or self._is_beyond
