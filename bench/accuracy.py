@@ -15,7 +15,6 @@ import json
 import math
 import os
 import re
-import shlex
 import statistics
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import unedited
 from terminal import watched
 
 from hotlap.errors import HotlapError
@@ -33,7 +33,6 @@ from hotlap.measure.tune import facts
 from hotlap.observe.launch import Target
 
 RESULTS = Path(__file__).resolve().parent / "results" / "accuracy"
-HOTLAP = ("-c", "from hotlap.cli import main; main()", "run")
 SCRIPT, RUN = WAYS = ("script", "hotlap run")
 
 
@@ -50,8 +49,7 @@ class Training:
 
 def command(given: argparse.Namespace, way: str, seed: int) -> list[str]:
     script = [str(Path(given.script).resolve()), *(word.replace("{seed}", str(seed)) for word in given.arguments)]
-    with_ = ["--with", given.with_] if given.with_ else []
-    return [sys.executable, *(HOTLAP if way == RUN else ()), *(with_ if way == RUN else ()), *script]
+    return unedited.command(script, way == RUN, given.with_)
 
 
 def train(given: argparse.Namespace, way: str, seed: int) -> Training:
@@ -61,8 +59,7 @@ def train(given: argparse.Namespace, way: str, seed: int) -> Training:
     if ending.code != 0:
         how = "was ended at the limit" if ending.code is None else f"ended with {ending.code}"
         raise HotlapError(f"{way}, seed {seed}, {how}; its last lines:\n" + "\n".join(ending.lines[-12:]))
-    said = [re.sub(r"(?<!\S)/\S*/", "", line) for line in ending.lines if line.startswith("hotlap: ")]
-    return Training(way, seed, score(ending.lines, given.reads, given.last), ending.seconds, said)
+    return Training(way, seed, score(ending.lines, given.reads, given.last), ending.seconds, unedited.said(ending))
 
 
 def score(lines: Sequence[str], reads: str, last: int) -> float:
@@ -112,8 +109,7 @@ def verdict(compared: Compared, seeds: int) -> str:
 def record(given: argparse.Namespace, trainings: Sequence[Training]) -> Path:
     """No path of this machine goes into it."""
     about = asdict(facts(Target(Path(given.script).name, ()), len(trainings), "run"))
-    words = [re.sub(r"[^=\s]*/", "", word) for word in given.words]
-    about["command"] = shlex.join(["python", "bench/accuracy.py", *words])
+    about["command"] = unedited.named("accuracy.py", given.words)
     machine = re.sub(r"[^a-z0-9]+", "-", about["hardware"].split(",")[0].lower()).strip("-")
     compared = compare(trainings)
     data: dict[str, Any] = {
@@ -141,11 +137,8 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     made.add_argument("--parallel", type=int, default=1, help="trainings at a time; their seconds are then no timing")
     made.add_argument("--limit", type=float, default=600.0, help="seconds for one training")
     made.add_argument("--results", default=str(RESULTS), help="folder for the record")
-    words, own = list(arguments), []
-    if "--" in words:
-        cut = words.index("--")
-        words, own = words[:cut], words[cut + 1 :]
-    given = made.parse_args(words)
+    ours, own = unedited.parted(arguments)
+    given = made.parse_args(ours)
     given.arguments, given.words = own, list(arguments)
     if given.seeds < 2:
         made.error("a spread needs --seeds 2 at least")

@@ -31,8 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import unedited
 from step_clock import ORDER
-from terminal import Ending, watched
+from terminal import watched
 
 from hotlap import plan
 from hotlap.measure.stats import block_means, level, student_quantile
@@ -42,7 +43,6 @@ from hotlap.report import figures
 from hotlap.report.findings import Interval
 
 HERE = Path(__file__).resolve().parent
-HOTLAP = ("-c", "from hotlap.cli import main; main()", "run")
 SCRIPT, RUN, EXPERT = "script", "hotlap run", "expert"
 TRAINERS = {
     "accelerate": ("--trainer", "accelerate"),
@@ -109,19 +109,13 @@ def lap(variant: Variant, number: int, order: dict[str, Any], limit_seconds: flo
         environment = {**os.environ, "PYTHONPATH": path, ORDER: json.dumps({**order, "path": str(wanted)})}
         ending = watched(variant.command, variant.folder, environment, wanted, limit_seconds)
         if not wanted.exists():
-            raise Failed(_reason(variant, ending))
+            raise Failed(unedited.ended(variant.name, ending, "its window was over"))
         found = json.loads(wanted.read_text())
     steps = found.pop("step_seconds")
     blocks = [float(f"{value:.4g}") for value in block_means(steps)]
-    said = [re.sub(r"(?<!\S)/\S*/", "", line) for line in ending.lines if line.startswith("hotlap: ")]
+    said = unedited.said(ending)
     mean = found.pop("mean_seconds")
     return Lap(variant.name, number, mean, level(steps), len(steps), **found, said=said, blocks=blocks)
-
-
-def _reason(variant: Variant, ending: Ending) -> str:
-    how = "was ended at the limit" if ending.code is None else f"ended with {ending.code}"
-    last = "\n".join(f"    {line}" for line in ending.lines[-12:]) or "    (it said nothing)"
-    return f"{variant.name} {how} after {ending.seconds:.0f} s, before its window was over; its last lines:\n{last}"
 
 
 def compete(
@@ -229,10 +223,9 @@ def variants(given: argparse.Namespace) -> list[Variant]:
     expert = [str(Path(given.expert).resolve()), *shared, *shlex.split(given.expert_arguments)]
     trainers = [str(HERE / "experts" / "trainers.py"), "--course", _kind(given.name), *shared]
     trainers += shlex.split(given.beside_arguments)
-    with_ = ["--with", given.with_] if given.with_ else []
     return [
-        *([] if given.no_script else [Variant(SCRIPT, [sys.executable, *own], script.parent)]),
-        Variant(RUN, [sys.executable, *HOTLAP, *with_, *own], script.parent),
+        *([] if given.no_script else [Variant(SCRIPT, unedited.command(own, False), script.parent)]),
+        Variant(RUN, unedited.command(own, True, given.with_), script.parent),
         Variant(EXPERT, [sys.executable, *expert], script.parent),
         *(
             Variant(name, [sys.executable, *trainers, *TRAINERS[name]], script.parent, is_needed=False)
@@ -269,8 +262,7 @@ def record(given: argparse.Namespace, techniques: list[str], rounds: list[list[L
     """No path of this machine goes into it."""
     trials = sum(map(len, rounds))
     about = dataclasses.asdict(facts(Target(Path(given.script).name, tuple(given.arguments)), trials, "run"))
-    words = [re.sub(r"[^=\s]*/", "", word) for word in sys.argv[1:]]
-    about["command"] = shlex.join(["python", "bench/against_experts.py", *words])
+    about["command"] = unedited.named("against_experts.py", sys.argv[1:])
     machine = re.sub(r"[^a-z0-9]+", "-", about["hardware"].split(",")[0].lower()).strip("-")
     path = Path(given.results) / f"{given.name}-{machine}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -312,11 +304,8 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     made.add_argument("--warmup-steps", type=int, help="steps before the window, at least")
     made.add_argument("--period", type=int, help="steps in an epoch: the window holds whole ones")
     made.add_argument("--results", default=str(HERE / "results" / "experts"), help="folder for the record")
-    arguments, own = list(arguments), []
-    if "--" in arguments:
-        cut = arguments.index("--")
-        arguments, own = arguments[:cut], arguments[cut + 1 :]
-    given = made.parse_args(arguments)
+    ours, own = unedited.parted(arguments)
+    given = made.parse_args(ours)
     given.arguments = own
     given.beside = list(TRAINERS) if given.beside == "trainers" else list(filter(None, given.beside.split(",")))
     if unknown := [name for name in given.beside if name not in TRAINERS]:

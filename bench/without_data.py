@@ -15,8 +15,6 @@ import dataclasses
 import json
 import math
 import os
-import re
-import shlex
 import shutil
 import statistics
 import sys
@@ -25,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import unedited
 from exhaustive import machine_name
 from frozen_batches import ORDER, PATTERN
 from terminal import watched
@@ -36,7 +35,6 @@ from hotlap.observe.launch import Target
 from hotlap.report import figures
 
 HERE = Path(__file__).resolve().parent
-HOTLAP = ("-c", "from hotlap.cli import main; main()", "run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +51,7 @@ class Cost:
 def blocks_of(given: argparse.Namespace) -> dict[str, Any]:
     """One process, until all its turns are over."""
     script = Path(given.script).resolve()
-    with_ = ["--with", given.with_] if given.with_ else []
-    command = [sys.executable, *([] if given.as_it_is else [*HOTLAP, *with_]), script.name, *given.arguments]
+    command = unedited.command([script.name, *given.arguments], not given.as_it_is, given.with_)
     with tempfile.TemporaryDirectory(prefix="hotlap-data-") as folder:
         shutil.copy(HERE / "frozen_batches.py", Path(folder, "sitecustomize.py"))
         shutil.copy(HERE / "step_clock.py", folder)
@@ -70,14 +67,12 @@ def blocks_of(given: argparse.Namespace) -> dict[str, Any]:
         environment = {**os.environ, "PYTHONPATH": path, ORDER: json.dumps(order)}
         ending = watched(command, script.parent, environment, wanted, given.limit)
         if not wanted.exists():
-            last = "\n".join(f"    {line}" for line in ending.lines[-12:])
-            how = "was ended at the limit" if ending.code is None else f"ended with {ending.code}"
-            raise SystemExit(f"{script.name} {how} before its turns were over; its last lines:\n{last}")
+            raise SystemExit(unedited.ended(script.name, ending, "its turns were over"))
         found: dict[str, Any] = json.loads(wanted.read_text())
     if not found["handed_again"]:
         raise SystemExit(f"no loader of {script.name} could be kept from drawing: it has none, or trains on none")
     found["blocks"] = [(is_frozen, float(f"{level(steps):.4g}")) for is_frozen, steps in found["blocks"]]
-    found["said"] = [re.sub(r"(?<!\S)/\S*/", "", line) for line in ending.lines if line.startswith("hotlap: ")]
+    found["said"] = unedited.said(ending)
     return found
 
 
@@ -108,8 +103,7 @@ def techniques_of(given: argparse.Namespace) -> list[str]:
 def record(given: argparse.Namespace, techniques: list[str], found: dict[str, Any], made: Cost) -> Path:
     """No path of this machine goes into it."""
     about = dataclasses.asdict(facts(Target(Path(given.script).name, tuple(given.arguments)), 1, "run"))
-    words = [re.sub(r"[^=\s]*/", "", word) for word in sys.argv[1:]]
-    about["command"] = shlex.join(["python", "bench/without_data.py", *words])
+    about["command"] = unedited.named("without_data.py", sys.argv[1:])
     path = Path(given.results) / f"{given.name}-{machine_name()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {"kind": "data", "name": given.name, "facts": about, "techniques": techniques}
@@ -130,11 +124,8 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     made.add_argument("--turns", type=int, default=4, help="of four blocks each")
     made.add_argument("--limit", type=float, default=600.0, help="seconds for the whole run")
     made.add_argument("--results", default=str(HERE / "results" / "data"), help="folder for the record")
-    arguments, own = list(arguments), []
-    if "--" in arguments:
-        cut = arguments.index("--")
-        arguments, own = arguments[:cut], arguments[cut + 1 :]
-    given = made.parse_args(arguments)
+    ours, own = unedited.parted(arguments)
+    given = made.parse_args(ours)
     given.arguments = own
     return given
 

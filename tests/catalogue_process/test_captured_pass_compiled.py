@@ -135,3 +135,10 @@ def test_what_works_after_backward_cannot_be_replayed() -> None:
     precision = [Choice(find("mixed-precision"), {"dtype": dtype}) for dtype in ("bfloat16", "float16")]
     others = [*precision, Choice(find("no-bias-before-norm"), {}), Choice(find("fp8-linear"), {})]
     assert [clash(Choice(find("captured-pass"), {}), [one]) is None for one in others] == [True, False, False, True]
+    for one in others:  # as a pass that is recorded finds it
+        patch = Patch(Joints())
+        one.technique.apply(patch, one.setting)
+        joints = patch.joints  # whoever looks for roots leaves after a few updates
+        own = [each for _, each in joints.loss_known._techniques if getattr(each, "__self__", None) is not joints.roots]
+        assert bool(own) is ("works after backward" in one.traits)
+        patch.undo()

@@ -47,9 +47,7 @@ class FusedAttention(Technique):
 
     ## Claims
     The lists are older than the kernel and do not have it. It came with torch 2.0, as
-    `F.scaled_dot_product_attention`, and chooses among several kernels by chip, type and mask. On two cores of a CPU,
-    without dropout, minGPT's gpt-nano at a length of 512 took 28.8 ms a step instead of 48.3 (1.35x to 2.08x), and 387
-    MiB at the peak instead of 599: measured on 18 November 2026 by a `tune` that still wrote it in by itself.
+    `F.scaled_dot_product_attention`, and chooses among several kernels by chip, type and mask.
     """
 
     family = Family.COMPUTE

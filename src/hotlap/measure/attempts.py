@@ -27,7 +27,7 @@ class Attempts:
         """Time the plan that these would make. None when that was not possible; the reason is on record."""
         plan = self.plan_with(choices)
         start_up_seconds = sum(choice.start_up_seconds for choice in plan)  # each plan is compiled anew
-        if not self.has_room(plan, start_up_seconds):
+        if not self.grants(plan, start_up_seconds):
             self.had_no_room(choices)
             return None
         new = [one for one in plan if one not in self.found.plan]
@@ -38,8 +38,9 @@ class Attempts:
             return None
         return timing
 
-    def has_room(self, plan: list[Choice], start_up_seconds: float = 0.0, looks: int = 1) -> bool:
-        """Beside the proof; or, as one of so many first trials that found nothing yet, for a look all the same."""
+    def grants(self, plan: list[Choice], start_up_seconds: float = 0.0, looks: int = 1) -> bool:
+        """Room for a trial, which is then made: beside the proof; or, as one of so many first ones that found nothing
+        yet, for a look all the same."""
         has_room = self._purse.has_room_for(plan, start_up_seconds=start_up_seconds)
         is_first = not self.found.plan and self._granted < looks
         self._is_beyond = not has_room and is_first and self._purse.may_look(plan)

@@ -123,7 +123,7 @@ class Screening:
     def _take_in_together(self, group: list[Candidate]) -> list[Candidate] | None:
         """Those of a group that are settled by one trial of all; None where it gave no figure."""
         plan = self._attempts.plan_with([candidate.choice() for candidate in group])
-        if len(group) < 2 or not self._attempts.has_room(plan, looks=3):  # at all of them, and at each half
+        if len(group) < 2 or not self._attempts.grants(plan, looks=3):  # at all of them, and at each half
             return []
         timing = self._bench.time(plan, f"{len(group)} techniques together", "screen")
         run = timing.run
