@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 
-from hotlap.measure.stats import LOOKS, Decision, block_means, calibration_sd, compare, level, smallest_gain
+from hotlap.measure.stats import LOOKS, Decision, block_means, calibration_sd, compare, evened, level, smallest_gain
 from hotlap.measure.stats import student_quantile as quantile
 
 
@@ -24,6 +25,55 @@ def test_level_reads_bursts_right() -> None:
     assert level([0.002, 0.018] * 40) == pytest.approx(0.010)
     assert level([0.010] * 50 + [3.0] + [0.010] * 50) == pytest.approx(0.010)
     assert len(block_means([1.0] * 5)) >= 3
+
+
+def ahead(steps: int, every: int, *, device: float = 0.007, host: float = 0.002, seed: int = 0) -> list[float]:
+    """A host that runs ahead of its device, and waits for it at every so manieth step."""
+    dice = random.Random(seed)
+    plain = [host * dice.uniform(0.8, 1.3) for _ in range(steps)]
+    for last in range(every - 1, steps, every):
+        plain[last] = every * device - sum(plain[last - every + 1 : last])
+    return plain
+
+
+@pytest.mark.parametrize("every", [3, 5, 10, 20, 50])
+def test_who_waits_at_every_so_manieth_step_is_no_slower_for_it(every: int) -> None:
+    """With blocks of eight the median would be that of those with a wait in them: a quarter too long for ten."""
+    steps = ahead(600, every)
+    assert sum(evened(steps)) == pytest.approx(sum(steps))
+    assert evened(steps) != steps
+    assert level(steps) == pytest.approx(0.007, rel=0.02)
+    assert level(steps[3:]) == pytest.approx(0.007, rel=0.02)
+
+
+def test_blocks_of_eight_misread_every_tenth_step() -> None:
+    assert statistics.median(block_means(ahead(600, 10))) > 1.15 * 0.007
+
+
+def test_a_wait_in_two_pieces_keeps_its_rhythm() -> None:
+    steps = ahead(600, 10)
+    for last in range(9, 600, 40):
+        steps[last - 1], steps[last] = 0.008, steps[last] + steps[last - 1] - 0.008
+    assert level(steps) == pytest.approx(0.007, rel=0.02)
+
+
+def test_far_longer_waits_stay_where_they_are() -> None:
+    """A sample drawn every 500 steps, at one that prints as well."""
+    steps = ahead(1600, 10)
+    for last in (499, 999, 1499):
+        steps[last] += 2.0
+    assert [number for number, value in enumerate(evened(steps)) if value > 0.01] == [499, 999, 1499]
+    assert level(steps) == pytest.approx(0.007, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_comes_rarely_or_by_chance_is_no_rhythm(seed: int) -> None:
+    dice = random.Random(seed)
+    by_chance = [0.05 if dice.random() < 0.1 else 0.002 for _ in range(600)]
+    ends_of_epochs = [0.5 if number % 100 == 99 else 0.002 for number in range(1000)]
+    for steps in (by_chance, ends_of_epochs, [0.002] * 50, [0.0] * 50):
+        assert evened(steps) == steps
+    assert level(ends_of_epochs) == pytest.approx(0.002)
 
 
 def series(generator: random.Random, gain: float, sd: float, disturbed: float, pairs: int) -> tuple[list, list]:

@@ -228,3 +228,19 @@ def test_recorded_series_settle() -> None:
     print(f"{len(kept)} of {len(answers)} settle, {mean:.2f} of the steps kept, {min(kept):.2f} at least")
     assert len(kept) == len(answers)
     assert mean > 2 / 3
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled_at", "settles"),
+    [
+        ("cuda", [0], True),
+        ("cuda", list(range(9, 400, 10)), False),
+        ("cpu", [0], False),
+    ],
+)
+def test_a_host_that_runs_ahead_of_its_device_is_no_storm(device: str, compiled_at: list[int], settles: bool) -> None:
+    """It prints every tenth step, and then waits for all ten. Compiling as often looks the same, but is on record."""
+    seconds = [44.0 if number % 10 == 9 else value for number, value in enumerate(steady(400, 2.5))]
+    found = pace(Run(torch="", device=device, steps=400, step_seconds=seconds, compiled_at=compiled_at))
+    assert found.settled == settles
+    assert found.level == pytest.approx(6.65, rel=0.03)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from hotlap.measure.stats import level
-from hotlap.measure.warmup import warmup_steps
+from hotlap.measure.stats import evened, level
+from hotlap.measure.warmup import recompiles, warmup_steps
 from hotlap.observe.run import SHARES, Run
 
 SHORT_EPOCH = 32  # steps: in blocks of eight its beginning and its end would be most of it
@@ -27,8 +27,11 @@ def pace(run: Run) -> Pace:
     seconds = [run.step_seconds[number] for number in inner]
     if len(seconds) < 3:
         return Pace(statistics.fmean(run.step_seconds), 0, False)
-    busy = _busy(run)
-    warm = warmup_steps(seconds, [busy[number] for number in inner])
+    whole = _busy(run)
+    busy = [whole[number] for number in inner]
+    warm = warmup_steps(seconds, busy)
+    if warm is None and run.device != "cpu" and not recompiles(run):
+        warm = warmup_steps(evened(seconds), evened(busy))  # the host may run ahead, and pay for many steps at one
     left_out = warm if warm is not None else len(seconds) // 3
     first = inner[left_out]
     epochs = _short_epochs(run, first)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from itertools import pairwise
 
 from hotlap.report.findings import Interval
 
@@ -20,6 +21,8 @@ HOPELESS = math.log(1.02)  # given up when even the upper bound is below this
 _ALPHA = 0.01 / len(LOOKS)  # 1 % a tuning: the plan's total is its only claim, shared between the looks
 _CALIBRATION_WEIGHT = 4  # degrees of freedom: at the first look five baselines are known, two from before the pairs
 _PRIOR_SD, _PRIOR_WEIGHT = 0.02, 2  # what machines show before anything is known of this one
+_LONG, _LONGEST_RHYTHM = 3.0, 64  # times a usual step; steps from one to the next
+_BEATS, _REGULAR = 4, 0.8  # how often it must be seen, and what share of them must be equally far apart
 
 
 class Decision(Enum):
@@ -40,9 +43,31 @@ def block_means(seconds: list[float], size: int = 8) -> list[float]:
     return [statistics.fmean(seconds[i : i + size]) for i in range(0, len(seconds) - size + 1, size)]
 
 
+def evened(seconds: list[float]) -> list[float]:
+    """Each step with its share of a wait that comes regularly; what has no such rhythm, and far longer waits, stay as
+    they are. A host that runs ahead of its device pays for all of its steps at the one that waits, such as every tenth,
+    which prints: four in five blocks of eight would hold that one, and their median be a quarter too long."""
+    least = _LONG * statistics.median(seconds)
+    usual = statistics.median([value for value in seconds if value > least] or [math.inf])
+    least = max(least, usual / 2)  # of a wait, a little may fall to the step before
+    ends = [number for number, value in enumerate(seconds) if value > least]
+    gaps = [b - a for a, b in pairwise(ends)]
+    if len(gaps) < _BEATS:
+        return seconds
+    gap = statistics.mode(gaps)
+    if gap > _LONGEST_RHYTHM or gaps.count(gap) < _REGULAR * len(gaps):
+        return seconds
+    made = list(seconds)
+    for before, end in pairwise([ends[0] - gap, *ends]):
+        first = max(0, before + 1)
+        if end - first < 2 * gap and seconds[end] < 2 * usual:
+            made[first : end + 1] = [statistics.fmean(seconds[first : end + 1])] * (end + 1 - first)
+    return made
+
+
 def level(seconds: list[float]) -> float:
     """The figure of one trial: the median of its block means after warm-up. A lone spike does not move it."""
-    return statistics.median(block_means(seconds))
+    return statistics.median(block_means(evened(seconds)))
 
 
 def calibration_sd(baselines: list[float]) -> float:
