@@ -113,6 +113,37 @@ def test_a_read_does_not_wait_for_backward() -> None:
     assert all(plain) and not any(early[-10:])
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_number_now_and_then_is_read_in_the_midst_of_its_step(slow: bool) -> None:
+    def read(is_recorded: bool, steps: int) -> tuple[list[float], list[bool]]:
+        torch.manual_seed(0)
+        recorded_pass._passes.clear()
+        model, found, idle = Network(slow).cuda(), [], []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for number in range(steps):
+            x = torch.randn(256, 64, generator=torch.Generator("cuda").manual_seed(number), device="cuda")
+
+            def one_pass(x):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                return loss
+
+            loss = recorded(one_pass, x) if is_recorded else one_pass(x)
+            optimizer.step()
+            if number % 3 == 0:
+                queued = torch.cuda.current_stream().record_event()
+                found.append(read_early(one_pass, loss) if is_recorded else loss.item())
+                idle.append(queued.query())
+        return found, idle
+
+    steps = 45 if slow else 600
+    theirs, waited = read(False, steps)
+    ours, early = read(True, steps)
+    assert ours == theirs and all(waited)
+    assert not slow or not any(early[-8:])
+
+
 def test_a_torch_without_such_events_reads_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphRecorder, "moment", lambda self: None)
     theirs, _, _, _ = train(False, 60)

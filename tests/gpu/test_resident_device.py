@@ -98,6 +98,25 @@ def test_a_batch_taken_on_another_stream_is_whole() -> None:
         assert total.tolist() == (4096.0 * torch.from_numpy(places)).tolist()
 
 
+def test_batches_gathered_together_are_whole_on_any_stream_and_end_with_their_memory() -> None:
+    rows = torch.arange(4096.0).view(-1, 1).expand(-1, 1024).contiguous()
+    mirror, side = Mirror([rows, torch.arange(4096)], torch.device("cuda", 0)), torch.cuda.Stream()
+    batches = BatchSampler(RandomSampler(range(4096)), 64, False)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for number, cut in enumerate(in_cuts(iter(batches), batches, 4096)):
+        images, labels = mirror.batch(cut)
+        with torch.cuda.stream(side if number % 3 == 0 else torch.cuda.current_stream()):
+            moved = images.to("cuda")
+            moved.add_(1).sub_(1)  # its neighbours have nothing to do with it
+            totals, given = moved.sum(1), labels.to("cuda").clone()
+        torch.cuda.synchronize()
+        assert totals.tolist() == [1024.0 * place for place in cut.tolist()] and given.tolist() == cut.tolist()
+    del images, labels, moved, totals, given, cut
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before
+
+
 def test_cuts_of_an_order_are_gathered_on_whatever_stream_they_are_drawn() -> None:
     rows = torch.arange(4096.0).view(-1, 1).expand(-1, 4096).contiguous()
     mirror, streams = Mirror([rows], torch.device("cuda", 0)), (torch.cuda.current_stream(), torch.cuda.Stream())

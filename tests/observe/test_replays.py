@@ -135,3 +135,24 @@ def test_a_pass_that_is_given_up_is_told_with_its_reason(patch: Patch) -> None:
     for _ in range(3):
         own.run(lambda x: x, (torch.empty(1, device="meta"),))
     assert patch.joints.withdrawn == ["the recorded pass: its inputs are not on one cuda device"]
+
+
+def test_who_needs_no_replays_is_told_of_none_and_the_replay_tells_nobody(patch: Patch) -> None:
+    told: list[str] = []
+
+    def watching(name: str):
+        def backward(proceed, *args, **kwargs):
+            told.append(name)
+            return proceed(*args, **kwargs)
+
+        return backward
+
+    replays = Replays(patch)
+    leave = patch.at(patch.joints.loss_known, watching("all"), depth=-1)
+    patch.at(patch.joints.loss_known, watching("plain"), depth=-1, sees_replays=False)
+    own = train(True)
+    assert own.replays and told.count("all") == STEPS
+    assert told.count("plain") == STEPS - own.replays - 1  # the pass that is looked at counts as a replay, too
+    assert replays.are_there
+    leave()
+    assert not replays.are_there

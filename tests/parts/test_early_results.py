@@ -23,7 +23,7 @@ class Noted:
     """A moment that notes what is done aside; work on a CPU is in order by itself."""
 
     def __init__(self) -> None:
-        self.queue, self.entered, self.spared = "main", 0, []
+        self.queue, self.entered, self.spared, self.read_from = "main", 0, [], []
 
     @contextmanager
     def aside(self):
@@ -34,6 +34,10 @@ class Noted:
 
     def spare(self, tensors) -> None:
         self.spared += tensors
+
+    def read(self, result) -> float:
+        self.read_from.append(result)
+        return result.item()
 
 
 class Recorder(PlayedPasses):
@@ -178,6 +182,62 @@ def test_results_nobody_reads_in_every_step_are_not_hurried(trained) -> None:
     assert recorder.noted.entered == 2
 
 
+def now_and_then(monkeypatch: pytest.MonkeyPatch, is_recorded: bool, changed=lambda loss: loss, read=read_early):
+    """Asks for every third loss alone, as scripts do that print now and then."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer, recorder, passes, seen = torch.optim.SGD(model.parameters(), lr=0.1), Recorder(model), {}, []
+    monkeypatch.setattr(recorded_pass, "_passes", passes)
+    for number in range(24):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
+
+        def one_pass(x):
+            optimizer.zero_grad()
+            out = model(x)
+            loss = out.square().mean()
+            loss.backward()
+            return out, loss
+
+        own = passes.setdefault(one_pass.__code__, RecordedPass(recorder))
+        _, loss = own.run(one_pass, (x,)) if is_recorded else one_pass(x)
+        optimizer.step()
+        if number % 3 == 2:
+            seen.append(read(one_pass, changed(loss.detach() if loss.requires_grad else loss)))
+    return seen, recorder.noted, own
+
+
+def test_a_single_number_is_read_where_the_replay_has_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, _, _ = now_and_then(monkeypatch, False)
+    ours, noted, own = now_and_then(monkeypatch, True)
+    assert ours == theirs and own.replays > 10 and len(noted.read_from) > 3
+    (recording,) = own._graphs.values()
+    assert all(one is recording.results[1] for one in noted.read_from)
+    assert own.made is None and noted.entered == 2, "copies are hurried only where they are held against the pass"
+
+
+def in_a_thread(function, result):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(read_early(function, result)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "read"),
+    [
+        (lambda loss: loss.add_(1), read_early),
+        (lambda loss: loss * 2, read_early),
+        (lambda loss: loss.detach(), read_early),
+        (lambda loss: loss, in_a_thread),
+    ],
+)
+def test_any_other_number_is_waited_for(changed, read, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, _, _ = now_and_then(monkeypatch, False, changed)
+    ours, noted, own = now_and_then(monkeypatch, True, changed, read)
+    assert ours == theirs and own.replays > 10 and noted.read_from == []
+
+
 def test_a_pass_that_is_not_replayed_has_made_nothing(trained) -> None:
     _, recorder, own = trained(True)
     own._drop(next(iter(own._graphs)))
@@ -255,11 +315,11 @@ def test_an_error_aside_stays_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -
         def wait_stream(self, stream) -> None:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(graph_recorder._GraphMoment, "_streams", {0: Lost()})
+    monkeypatch.setattr(graph_recorder._GraphMoment, "_streams", {None: Lost()})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Lost())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     moment = object.__new__(graph_recorder._GraphMoment)
-    moment._event, moment._device = None, 0
+    moment._event, moment._device = None, None
     with pytest.raises(ValueError, match="the script's") as caught, moment.aside():
         raise ValueError("the script's")
     assert caught.value.__context__ is None

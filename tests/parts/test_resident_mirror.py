@@ -3,14 +3,18 @@ at; the meta device stands for one to move to."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import numpy
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import DataLoader, Dataset
 
 from hotlap.parts import resident_mirror
+from hotlap.parts.known_order import Cut, Order
 from hotlap.parts.resident_loader import Residency, ResidentSamples
 from hotlap.parts.resident_mirror import Mirror
 from hotlap.parts.waiting_tensor import Waiting
@@ -91,9 +95,13 @@ def epochs(loader: DataLoader, get=iter, number: int = 4, seen=lambda batch: Non
     return found
 
 
+@pytest.mark.parametrize("aligned_bytes", [1, 256])  # several batches gathered at once, and each alone
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_gives_the_same_batches_in_the_same_order(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_gives_the_same_batches_in_the_same_order(
+    workers: int, aligned_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resident_mirror, "_UNMOVED", 1000)
+    monkeypatch.setattr(resident_mirror, "_ALIGNED_BYTES", aligned_bytes)
     loader = DataLoader(Powers(), batch_size=8, shuffle=True, num_workers=workers)
     reasons, kinds = [], []
     own = residency(CPU, reasons.append)
@@ -101,6 +109,92 @@ def test_a_loader_gives_the_same_batches_in_the_same_order(workers: int, monkeyp
     assert given == epochs(loader) and reasons == []
     assert kinds[:6] == [torch.Tensor] * 6 and kinds[-14:] == [Waiting] * 14
     own.close()
+
+
+class Counted(torch.Tensor):
+    """Rows that count how often they are gathered."""
+
+    gathered = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        Counted.gathered += function is torch.Tensor.index_select
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+def cuts(count: int, size: int) -> list[Cut]:
+    order = Order(torch.randperm(count, generator=torch.Generator().manual_seed(1)), count)
+    return [Cut(order, start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def wide_rows(count: int) -> list[torch.Tensor]:
+    return [torch.arange(count * 64.0).view(count, 64), torch.arange(count)]
+
+
+def test_several_batches_of_an_order_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "gathered", 0)
+    images, labels = wide_rows(1000)
+    mirror = Mirror([images, labels], CPU)
+    mirror._rows = [one.as_subclass(Counted) for one in mirror._rows]
+    for cut in cuts(1000, 32):
+        drawn = mirror.batch(cut)
+        assert torch.equal(drawn[0] + 0, images[cut.tolist()]) and drawn[1].tolist() == cut.tolist()
+        assert drawn[0].stride() == (64, 1)
+    assert Counted.gathered == 2 * 4  # 32 batches by eight, the smaller last one among them
+
+
+def test_large_or_unaligned_batches_are_gathered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, limit in [(30, 8 << 20), (32, 2 * 32 * 264 - 1)]:
+        monkeypatch.setattr(resident_mirror, "_TOGETHER_BYTES", limit)
+        made = Mirror(wide_rows(320), CPU).batch(cuts(320, size)[0])[0]._taken()
+        assert made.untyped_storage().nbytes() == made.nbytes
+
+
+def test_batches_gathered_together_are_as_if_each_had_been_made_alone() -> None:
+    mirror, ones = Mirror(wide_rows(320), CPU), cuts(320, 32)
+    first, second, third = (mirror.batch(cut)[0]._taken() for cut in ones[:3])
+    first.zero_()
+    assert first._version == 1 and second._version == 0 and not second._is_view()
+    assert torch.equal(second, wide_rows(320)[0][ones[1].tolist()])
+    second.label, third.requires_grad = "mine", True
+    assert len(pickle.dumps(second)) < 2 * second.nbytes
+    for copied in (pickle.loads(pickle.dumps(second)), copy.deepcopy({"a": second, "b": second})["b"]):
+        assert torch.equal(copied, second) and copied.label == "mine" and copied is not second
+        assert copied.untyped_storage().nbytes() == second.nbytes
+    assert copy.deepcopy(third).requires_grad and copy.deepcopy(third).is_leaf
+    kept = copy.deepcopy([second, second])
+    assert kept[0] is kept[1]
+    made = third * 1.0
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(made)
+    written = mirror.batch(ones[3])[0]._taken()
+    written.mul_(torch.ones(1, requires_grad=True))
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(written)
+
+
+def test_their_memory_is_free_when_all_are_gone() -> None:
+    mirror, ones = Mirror(wide_rows(320), CPU), cuts(320, 32)
+    storage = StorageWeakRef(mirror.batch(ones[0])[0]._taken().untyped_storage())
+    assert not storage.expired()
+    del ones  # the rest of the order is not wanted any more
+    assert storage.expired()
+
+
+def test_no_batch_of_inference_mode_is_left_for_training() -> None:
+    mirror, ones = Mirror(wide_rows(320), CPU), cuts(320, 32)
+    with torch.inference_mode():
+        assert mirror.batch(ones[0])[0]._taken().is_inference()
+    assert not mirror.batch(ones[1])[0]._taken().is_inference()
+    assert mirror.batch(ones[2])[1].tolist() == ones[2].tolist()
+
+
+def test_two_orders_at_a_time_and_one_cut_twice() -> None:
+    mirror, ones, others = Mirror(wide_rows(320), CPU), cuts(320, 32), cuts(320, 64)
+    for one, other in zip(ones, others, strict=False):
+        assert mirror.batch(one)[1].tolist() == one.tolist() and mirror.batch(other)[1].tolist() == other.tolist()
+        assert mirror.batch(one)[1].tolist() == one.tolist()
 
 
 def test_a_script_that_stays_in_main_memory_gets_its_batches_there() -> None:

@@ -214,11 +214,13 @@ def _watch_success(patch: Patch, updates: _Updates) -> None:
     """What finds nothing to compile, such as blocks in a network that has none, says so."""
 
     def backward(proceed: Any, *args: Any, **kwargs: Any) -> Any:
-        if updates() == _PATIENCE and not any(seen.has_graphs for seen in patch.joints.roots.found.values()):
+        if any(seen.has_graphs for seen in patch.joints.roots.found.values()):
+            leave()
+        elif updates() == _PATIENCE:
             patch.withdraw(f"there was nothing to compile in the first {_PATIENCE} updates")  # not amid torch's hooks
         return proceed(*args, **kwargs)
 
-    patch.at(patch.joints.loss_known, backward, depth=-1)
+    leave = patch.at(patch.joints.loss_known, backward, depth=-1)
 
 
 def _watch_hooks(patch: Patch) -> None:
@@ -251,4 +253,5 @@ def _watch_gradients(patch: Patch) -> None:
 
     grad = torch.autograd.grad
     patch.set(torch.autograd, "grad", functools.wraps(grad)(functools.partial(asking, grad, place=4)))
-    patch.at(patch.joints.loss_known, functools.partial(asking, place=3), depth=-1)
+    # a pass that is replayed was looked at before
+    patch.at(patch.joints.loss_known, functools.partial(asking, place=3), depth=-1, sees_replays=False)

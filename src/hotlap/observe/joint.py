@@ -19,11 +19,13 @@ class _Joint:
     def __init__(self, attach: Callable[[Patch], None], joints: Joints) -> None:
         self._attach, self._joints = attach, joints
         self._subscribers: list[tuple[int, Callable[..., Any]]] = []
+        self._blind: list[Callable[..., Any]] = []  # watching, but nothing that was replayed
         self._attached: Patch | None = None
         self._changed()
 
-    def subscribe(self, subscriber: Callable[..., Any], depth: int = 0) -> None:
+    def subscribe(self, subscriber: Callable[..., Any], depth: int = 0, sees_replays: bool = True) -> None:
         self._subscribers.append((depth, subscriber))
+        self._blind += [] if sees_replays else [subscriber]
         self._subscribers.sort(key=lambda pair: -pair[0])  # deepest first; sort is stable
         self._changed()
         if self._attached is None:
@@ -32,6 +34,7 @@ class _Joint:
 
     def unsubscribe(self, subscriber: Callable[..., Any]) -> None:
         self._subscribers = [pair for pair in self._subscribers if pair[1] != subscriber]
+        self._blind = [one for one in self._blind if one != subscriber]
         self._changed()
         if not self._subscribers and self._attached is not None:
             self._attached.undo()
@@ -60,7 +63,8 @@ class Around(_Joint):
         techniques = [pair for pair in self._subscribers if pair[0] >= 0]
         self.changes += techniques != list(self._techniques)
         self._techniques = techniques
-        self.is_watched = len(techniques) < len(self._subscribers)
+        self._watching = [pair for pair in self._subscribers if pair[0] < 0 and pair[1] not in self._blind]
+        self.is_watched = bool(self._watching)
 
     @property
     def has_techniques(self) -> bool:
@@ -77,8 +81,7 @@ class Around(_Joint):
     def told(self, original: Callable[..., Any], *args: Any) -> Any:
         chain = self._told.get(original)
         if chain is None:
-            watching = [pair for pair in self._subscribers if pair[0] < 0]
-            chain = self._told[original] = _chain(original, watching)
+            chain = self._told[original] = _chain(original, self._watching)
         return chain(*args)
 
 

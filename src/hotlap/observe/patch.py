@@ -46,10 +46,18 @@ class Patch:
     def on_undo(self, action: Callable[[], object]) -> None:
         self._undo.append(action)
 
-    def at(self, joint: Any, subscriber: Callable[..., Any], depth: int = 0) -> None:
-        """Take part in a joint; see `joints` for what each one passes. Deeper subscribers sit nearer to torch."""
-        joint.subscribe(subscriber, depth)
-        self._undo.append(lambda: joint.unsubscribe(subscriber))
+    def at(
+        self, joint: Any, subscriber: Callable[..., Any], depth: int = 0, sees_replays: bool = True
+    ) -> Callable[[], None]:
+        """Take part in a joint; see `joints` for what each one passes. Deeper subscribers sit nearer to torch. Gives
+        the way out before undo. Who sees replays is told of each, which takes as long as the replay."""
+        joint.subscribe(subscriber, depth, sees_replays)
+
+        def leave() -> None:
+            joint.unsubscribe(subscriber)
+
+        self._undo.append(leave)
+        return leave
 
     def withdraw(self, reason: str) -> None:
         """What this patch was made for does not work here: it is undone, the run goes on, and the reason is told."""

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hotlap.parts.current_queue import Queue, current_queue, stream_of
 from hotlap.parts.no_fork import no_fork
 
 _THINGS = 4096  # looked at in one batch
@@ -201,10 +202,11 @@ def _cuda_arguments(
 class _Flight:
     """The copies of one batch, which are over when its event is."""
 
-    __slots__ = ("event", "is_taken")
+    __slots__ = ("awaited_by", "event", "is_over", "is_taken")
 
     def __init__(self, event: Any) -> None:
-        self.event, self.is_taken = event, False
+        self.event, self.is_taken, self.is_over = event, False, False
+        self.awaited_by: Any = None  # the stream that waits for it already
 
 
 class _Made(NamedTuple):
@@ -222,6 +224,8 @@ class CudaCopier:
         self.room_bytes = int(_ROOM_SHARE * torch.cuda.get_device_properties(device).total_memory)
         self._stream = torch.cuda.Stream(device, priority=-1)  # its little work goes before the training's
         self._taken: deque[Any] = deque()
+        self._idle: deque[Any] = deque()  # events that may be recorded again
+        self._users: dict[Queue, Any] = {}  # the streams that copies are handed to
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> list[_Made]:
         with self._flown() as flight:
@@ -235,7 +239,9 @@ class CudaCopier:
     @contextmanager
     def _flown(self) -> Iterator[_Flight]:
         while len(self._taken) > _QUEUED:  # else a host far ahead of the device would fill it with batches
-            self._taken.popleft().synchronize()
+            over = self._taken.popleft()
+            over.synchronize()
+            self._idle.append(over)
         with torch.cuda.stream(self._stream):
             flight = _Flight(torch.cuda.Event())
             yield flight
@@ -247,17 +253,29 @@ class CudaCopier:
         return _Made(source.to(self.device, non_blocking=source is not tensor or is_pinned), flight, is_pinned)
 
     def hand_over(self, made: _Made, blocking: bool) -> torch.Tensor:
-        flight, stream = made.flight, torch.cuda.current_stream(self.device)
-        stream.wait_event(flight.event)
+        """Every call of the device's takes longer than all of Python here, so that none is made twice for a batch."""
+        flight, stream = made.flight, self._user()
+        if flight.awaited_by is not stream:
+            stream.wait_event(flight.event)
+            flight.awaited_by = stream
         made.copy.record_stream(stream)
-        if blocking and made.reads_original and not flight.event.query():
-            flight.event.synchronize()
+        if blocking and made.reads_original and not flight.is_over:
+            if not flight.event.query():
+                flight.event.synchronize()
+            flight.is_over = True
         if not flight.is_taken:
             flight.is_taken = True
-            taken = torch.cuda.Event()
+            taken = self._idle.popleft() if self._idle else torch.cuda.Event()
             taken.record(stream)
             self._taken.append(taken)
         return made.copy
+
+    def _user(self) -> Any:
+        """The current stream."""
+        queue = current_queue(self.device)
+        if queue not in self._users:
+            self._users[queue] = stream_of(queue)
+        return self._users[queue]
 
 
 def pinned(tensor: torch.Tensor, pin: bool = True) -> torch.Tensor:

@@ -43,6 +43,22 @@ class Made:
         return known is not None and known() is value and value._version == version
 
 
+class Handed:
+    """Copies of what one replay has made, and what they were copied from: a single number is read there, so that a
+    script that asks for one now and then need not have each of its copies made early."""
+
+    def __init__(self, moment: Moment, copies: Iterable[torch.Tensor], originals: Sequence[torch.Tensor]) -> None:
+        self._moment, self._asked_from = moment, _place(moment)
+        self._copies, self._originals = [weakref.ref(one) for one in copies], originals
+
+    def item(self, value: torch.Tensor) -> Any:
+        """`value.item()`, which does not wait for more than the forward where it is one of the copies, unchanged."""
+        for copy, original in zip(self._copies, self._originals, strict=True):
+            if copy() is value and value._version == 0 and _place(self._moment) == self._asked_from:
+                return self._moment.read(original)
+        return value.item()
+
+
 def _place(moment: Moment) -> tuple[int, Any]:
     """Work of other threads and queues is in no order with ours."""
     return threading.get_ident(), moment.queue

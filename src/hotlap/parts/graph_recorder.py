@@ -16,6 +16,8 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from hotlap.parts.current_queue import current_queue
+
 _HOOKS = [
     getattr(torch_module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")
 ]
@@ -81,6 +83,9 @@ class Moment(Protocol):
 
     def spare(self, tensors: Iterable[torch.Tensor]) -> None:
         """Those on the device are used on both sides: neither may give their memory away before the other is done."""
+
+    def read(self, result: torch.Tensor) -> Any:
+        """The number in a place of the recording that the last replay had filled by then."""
 
 
 class Recorder(Protocol):
@@ -190,12 +195,12 @@ class _GraphMoment:
     """An event that the graph itself records, each time it is launched. Whoever waits for it stands on a stream of his
     own, and goes before: a few small kernels among those of a whole pass."""
 
-    _streams: ClassVar[dict[int, Any]] = {}
+    _streams: ClassVar[dict[torch.device, Any]] = {}
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event(external=True)
         self._event.record()
-        self._device = torch.cuda.current_device()
+        self._device = torch.device("cuda", torch.cuda.current_device())
 
     @property
     def _stream(self) -> Any:
@@ -205,11 +210,16 @@ class _GraphMoment:
 
     @property
     def queue(self) -> Any:
-        return torch.cuda.current_stream(self._device)
+        return current_queue(self._device)
+
+    def read(self, result: torch.Tensor) -> Any:
+        self._stream.wait_event(self._event)
+        with torch.cuda.stream(self._stream):
+            return result.item()  # the next replay is not launched before that is done
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        current = self.queue
+        current = torch.cuda.current_stream(self._device)
         self._stream.wait_event(self._event)
         try:
             with torch.cuda.stream(self._stream):
@@ -221,7 +231,7 @@ class _GraphMoment:
         current.wait_stream(self._stream)
 
     def spare(self, tensors: Iterable[torch.Tensor]) -> None:
-        current = self.queue
+        current = torch.cuda.current_stream(self._device)
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(self._stream)

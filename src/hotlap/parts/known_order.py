@@ -16,10 +16,10 @@ class Cut:
     """The numbers of one batch: as an array, as the list that the sampler would have given, or on a device, to which
     the whole order is sent once."""
 
-    __slots__ = ("_order", "_start", "places")
+    __slots__ = ("order", "places", "start")
 
     def __init__(self, order: Order, start: int, stop: int) -> None:
-        self._order, self._start = order, start
+        self.order, self.start = order, start
         self.places = order.places[start:stop]
 
     def __len__(self) -> int:
@@ -30,11 +30,11 @@ class Cut:
         return numbers
 
     def lie_below(self, length: int) -> bool:
-        return self._order.most <= length
+        return self.order.most <= length
 
-    def on(self, device: torch.device, stream: Any = None) -> torch.Tensor:
+    def on(self, device: torch.device, queue: Any = None) -> torch.Tensor:
         """There, for use on that stream, which is the current one."""
-        return self._order.on(device, stream)[self._start : self._start + len(self.places)]
+        return self.order.on(device, queue)[self.start : self.start + len(self.places)]
 
 
 class Order:
@@ -45,12 +45,13 @@ class Order:
         self.places: Any = self._numbers.numpy()
         self._sent: dict[Any, torch.Tensor] = {}
 
-    def on(self, device: torch.device, stream: Any) -> torch.Tensor:
-        if (device, stream) not in self._sent:
+    def on(self, device: torch.device, queue: Any) -> torch.Tensor:
+        """Once for each stream, whatever tells them apart."""
+        if (device, queue) not in self._sent:
             is_cuda = device.type == "cuda"  # from ordinary memory the host would wait for what is queued there
             numbers = self._numbers.pin_memory() if is_cuda else self._numbers
-            self._sent[device, stream] = numbers.to(device, non_blocking=is_cuda)
-        return self._sent[device, stream]
+            self._sent[device, queue] = numbers.to(device, non_blocking=is_cuda)
+        return self._sent[device, queue]
 
 
 def in_cuts(plain: Iterator[Any], sampler: Any, length: int) -> Iterator[Any]:

@@ -41,6 +41,7 @@ class Recording:
         self._alone: dict[bool, list[int]] = {}  # who has each gradient while the script keeps none; weights do as well
         self._storages = [grad.untyped_storage() for grad in self.grads]
         self._stored_at = [storage._cdata for storage in self._storages]
+        self.given = tensors(self.results)  # what copies are made of
         self._updated_at = {weight.untyped_storage().data_ptr() for weight in self.weights}
 
     @property

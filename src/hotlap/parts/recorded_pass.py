@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from hotlap.parts.compilable import graphs_made, interpreted
-from hotlap.parts.early_results import Made, can_be_read
+from hotlap.parts.early_results import Handed, Made, can_be_read
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
 from hotlap.parts.listening import listening
 from hotlap.parts.pass_grounds import Grounds
@@ -82,8 +82,14 @@ def reading_early(function: Callable[..., Any], *values: Any) -> AbstractContext
 
 
 def read_early(function: Callable[..., Any], result: torch.Tensor) -> Any:
-    """`result.item()`, of one result of the function's last pass."""
-    with reading_early(function, result):
+    """`result.item()`, of one result of the function's last pass: in every step, or only in some."""
+    own = _passes.get(function.__code__)  # type: ignore[attr-defined]
+    if own is None or type(result) is not torch.Tensor:
+        return result.item()
+    own.is_asked = True
+    if own.made is None:
+        return result.item() if own.handed is None else own.handed.item(result)
+    with own.made.reading([result]):
         return result.item()
 
 
@@ -110,11 +116,13 @@ class RecordedPass:
         self._sightings: Counter[Any] = Counter()
         self._misses = self._recordings = 0
         self._why = ""
-        self.is_read = False  # whether the script reads its results in every step
+        self.is_read = False  # whether the script works with its results in every step,
+        self.is_asked = False  # or asks for single numbers
         self.made: Made | None = None  # by the last replay
+        self.handed: Handed | None = None  # likewise
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        self.made = None
+        self.made = self.handed = None
         if self.refused:
             return function(*inputs)
         leaves, shape = flat(inputs)
@@ -140,6 +148,8 @@ class RecordedPass:
         results = recording.handed(self.is_read)
         if self.is_read and recording.moment is not None:
             self.made = Made(recording.moment, tensors(results), [one for one in given if not recording.updates(one)])
+        elif self.is_asked and recording.moment is not None:
+            self.handed = Handed(recording.moment, tensors(results), recording.given)
         return results
 
     def _kind(self, leaves: Sequence[Any], shape: str) -> Any:

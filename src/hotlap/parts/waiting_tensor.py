@@ -58,6 +58,13 @@ class Waiting(torch.Tensor):
         """What reached it past the method above, as from C++."""
         return func(*tree_map(_plain, args), **tree_map(_plain, kwargs or {}))
 
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        """As every batch is moved: straight, since the way through the method above takes longer than a small step."""
+        return self._go(torch.Tensor.to, args, kwargs)
+
+    def cuda(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        return self._go(torch.Tensor.cuda, args, kwargs)
+
     def _go(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
         device = _target(func, args, kwargs)
         if device is not None and device.type != "cpu":
@@ -98,6 +105,8 @@ def _target(func: Any, args: Any, kwargs: Any) -> torch.device | None:
             return torch.device("cuda" if wanted is None else wanted)
         except (TypeError, RuntimeError):
             return None
+    if args and isinstance(args[0], torch.device):
+        return args[0]
     if args and isinstance(args[0], torch.Tensor):
         return args[0].device
     try:

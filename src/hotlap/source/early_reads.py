@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,19 +61,36 @@ def readings(source: Source, found: Pass) -> Readings | None:
 
 
 def single_reads(source: Source, found: Pass, beside: Readings | None) -> Iterator[ast.Call]:
-    """`loss.item()` in what else is done in every step: `losses.append(loss.item())`."""
+    """`loss.item()` in what else is done: `losses.append(loss.item())`, in every step or now and then."""
     taken = beside.statements if beside is not None else ()
-    for statement in [] if _leans_on_waiting(source) else _after(source, found):
-        if statement in taken or not isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.Return):
+    if not _leans_on_waiting(source):
+        yield from _reads_in(source, found, _after(source, found), taken, set())
+
+
+def _reads_in(
+    source: Source, found: Pass, block: list[ast.stmt], taken: Sequence[ast.stmt], handed: set[str]
+) -> Iterator[ast.Call]:
+    """`handed`: names of tensors that others could have changed before."""
+    for statement in block:
+        if isinstance(statement, ast.If):
+            yield from _reads_of(source, found, statement.test, handed)
+            for part in (statement.body, statement.orelse):
+                yield from _reads_in(source, found, part, taken, set(handed))
+        elif isinstance(statement, ast.With):
+            yield from _reads_in(source, found, statement.body, taken, set(handed))
+        elif statement not in taken and isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.Return):
+            yield from _reads_of(source, found, statement, handed)
+        handed |= handed_on(source, statement, {*found.results, *found.inputs})
+
+
+def _reads_of(source: Source, found: Pass, whole: ast.stmt | ast.expr, handed: set[str]) -> Iterator[ast.Call]:
+    for node in own_nodes(source, whole):
+        if not isinstance(node, ast.Call) or method(node) != "item" or node.args or node.keywords:
             continue
-        for node in own_nodes(source, statement):
-            if not isinstance(node, ast.Call) or method(node) != "item" or node.args or node.keywords:
-                continue
-            name = spelling(receiver(node))
-            if name not in found.results or name in _handed_on_before(source, found, statement):
-                continue
-            if not _is_put_off(source, node, statement) and not _is_shown_as_written(source, node):
-                yield node
+        name = spelling(receiver(node))
+        is_known = name in found.results and name not in handed
+        if is_known and not _is_put_off(source, node, whole) and not _is_shown_as_written(source, node):
+            yield node
 
 
 def _after(source: Source, found: Pass) -> list[ast.stmt]:
@@ -81,9 +98,9 @@ def _after(source: Source, found: Pass) -> list[ast.stmt]:
     return block[block.index(found.last) + 1 :]
 
 
-def _is_put_off(source: Source, node: ast.AST, statement: ast.stmt) -> bool:
-    """Whether something decides when, and how often, it is done."""
-    between = itertools.takewhile(lambda one: one is not statement, source.ancestors(node))
+def _is_put_off(source: Source, node: ast.AST, whole: ast.stmt | ast.expr) -> bool:
+    """Whether something in the midst of a statement decides when, and how often, it is done."""
+    between = [*itertools.takewhile(lambda one: one is not whole, source.ancestors(node)), whole]
     return any(isinstance(one, ast.IfExp | ast.BoolOp | ast.Lambda | _COMPREHENSION) for one in between)
 
 
