@@ -35,6 +35,7 @@ class CapturedPass(Technique):
     update too, and while the host then counts, prints and fetches the next batch, the GPU has nothing to do. The graph
     marks where its forward ends; statements that only work with the loss, the outputs, the inputs and plain numbers
     wait for that mark alone, on a queue of their own, and the host is ready with the next step before this one is over.
+    A single `loss.item()` is read so wherever the step asks for it, also behind an `if`, as to print every tenth.
 
     ## When it does not help
     Where the GPU is busy all the time there is nothing to save: large models and large batches. It needs a loop whose

@@ -104,10 +104,13 @@ class Serving(_BaseDataLoaderIter):
 
     def _begin_again(self, loader: Any) -> None:
         """Workers that live on do not see what the script has done to its data set since."""
-        if self._left is None and self._is_serving:
-            self._left = self._samples.outlived_by(loader)
+        if self._left is not None:
+            return
+        state = self._samples.state_of(loader)
+        if self._is_serving:
+            self._left = self._samples.outlived_by(state)
         if self._left is None:
-            self._samples.begins(loader)
+            self._samples.begins(loader, state)
 
     def _start_over(self, loader: Any) -> None:
         """A loader that keeps its workers begins another epoch, from the store; or, where that is lost, with workers

@@ -91,9 +91,9 @@ class ResidentSamples:
             self._give_up("its workers make other samples than the training process would")
         return self.store is not None
 
-    def begins(self, loader: Any) -> bool:
+    def begins(self, loader: Any, state: int | None = None) -> bool:
         """An epoch is about to begin: may it use the store? The first time samples are tested; later the data set must
-        not have changed."""
+        not have changed. Who knows its state already may give it."""
         if self.store is None:
             return False
         dataset = loader.dataset
@@ -108,7 +108,7 @@ class ResidentSamples:
                 self._give_up(verdict.reason)
             self._is_read_here = self._is_read_here or not verdict.leaves_something
             self._seen_state = self._state(dataset)
-        elif self._state(dataset) != self._seen_state:
+        elif (self._state(dataset) if state is None else state) != self._seen_state:
             self._give_up("the data set changed between two epochs")
         else:
             self._look_again()
@@ -116,10 +116,14 @@ class ResidentSamples:
         self._fill(loader.num_workers)
         return self.store is not None
 
-    def outlived_by(self, loader: Any) -> Resident | None:
+    def state_of(self, loader: Any) -> int:
+        """Of its data set; it takes longer than a batch."""
+        return self._state(loader.dataset)
+
+    def outlived_by(self, state: int) -> Resident | None:
         """The store, where all samples are in it and the script has changed the data set since."""
         is_whole = self.store is not None and self.store.share == 1.0
-        return self.store if is_whole and self._state(loader.dataset) != self._seen_state else None
+        return self.store if is_whole and state != self._seen_state else None
 
     def _look_again(self) -> None:
         try:
