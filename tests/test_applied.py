@@ -67,7 +67,7 @@ def test_what_is_named_wrongly_is_told_how(names: str, words: str) -> None:
 
 def test_a_kind_that_is_unknown_is_no_silent_default() -> None:
     with hotlap.applied("fused-optimizer:kind=fuse") as on:
-        assert on.applied == [] and "kind is one of fused, foreach, captured, not 'fuse'" in on.withdrawn[0]
+        assert on.applied == [] and "kind is one of fused, foreach, captured, compiled, not 'fuse'" in on.withdrawn[0]
 
 
 class Net(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from hotlap.catalogue import find
+from hotlap.observe.facts import optimizer_facts
 from hotlap.observe.run import OptimizerFacts, Run
 from hotlap.source.module import Source
 
@@ -322,6 +324,105 @@ def test_tensors_in_batches(apply, kind, said) -> None:
     assert close(plain, model)
 
 
+@pytest.fixture
+def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What dynamo traces runs as it is, which takes no seconds."""
+
+    def traced(function, fullgraph, dynamic):
+        return torch._dynamo.optimize("eager", nopython=fullgraph, dynamic=dynamic)(function)
+
+    monkeypatch.setattr(torch, "compile", traced)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adadelta, torch.optim.RMSprop])
+def test_compiled_on_the_processor(apply, without_inductor, kind) -> None:
+    plain, model = network(), network()
+    theirs = kind(plain.parameters(), lr=0.01)
+    patch = apply("fused-optimizer", {"kind": "compiled"})
+    ours = kind(model.parameters(), lr=0.01)
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 40) for one in (theirs, ours)]
+    calls = []
+    ours.register_step_post_hook(lambda *_: calls.append(1))
+    for seed in range(20):
+        train(plain, theirs, 1, seed), train(model, ours, 1, seed)
+        [schedule.step() for schedule in schedules]
+    assert optimizer_facts(ours).captured and patch.joints.withdrawn == [] and len(calls) == 20
+    (compared,) = patch.joints.comparisons
+    assert compared.facts.count == 1 and compared.facts.difference < 1e-3
+    assert close(plain, model) and shape_of(ours.state_dict()) == shape_of(theirs.state_dict())
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    train(plain, theirs, seed=30), train(model, ours, seed=30)
+    assert close(plain, model)
+    patch.undo()
+    assert not optimizer_facts(ours).captured
+    train(plain, theirs, seed=40), train(model, ours, seed=40)
+    assert close(plain, model)
+
+
+def test_what_has_a_kernel_takes_it_where_others_are_compiled(apply, without_inductor) -> None:
+    patch = apply("fused-optimizer", {"kind": "compiled"})
+    one, two = network(), network()
+    fused, compiled = torch.optim.AdamW(one.parameters()), torch.optim.Adamax(two.parameters())
+    for seed in range(12):
+        train(one, fused, 1, seed), train(two, compiled, 1, seed)
+    assert is_fused(fused) and not optimizer_facts(fused).captured and optimizer_facts(compiled).captured
+    assert patch.joints.withdrawn == []
+
+
+def test_a_compiler_that_fails_is_told_and_nothing_is_lost(apply, monkeypatch) -> None:
+    def failing(function, **how):
+        def run(*given) -> None:
+            raise RuntimeError("no compiler\nfound")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", failing)
+    plain, model = network(), network()
+    theirs = torch.optim.RMSprop(plain.parameters())
+    patch = apply("fused-optimizer", {"kind": "compiled"})
+    ours = torch.optim.RMSprop(model.parameters())
+    train(plain, theirs, 12), train(model, ours, 12)
+    (told,) = patch.joints.withdrawn
+    assert told.endswith("the update cannot be compiled: RuntimeError: no compiler") and patch.is_withdrawn
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+
+
+def test_a_closure_is_not_compiled(apply, without_inductor) -> None:
+    patch = apply("fused-optimizer", {"kind": "compiled"})
+    model, calls = network(), []
+    optimizer = torch.optim.RMSprop(model.parameters())
+    for _ in range(40):
+        optimizer.step(lambda: calls.append(1))
+    assert len(calls) == 40 and "closure" in patch.joints.withdrawn[0]
+
+
+def test_a_step_that_a_grad_scaler_skips_is_skipped(apply, without_inductor) -> None:
+    def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = network()
+        optimizer = torch.optim.RMSprop(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=4)
+        for seed in range(16):
+            generator = torch.Generator().manual_seed(seed)
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(4, 3, 4, 4, generator=generator)).square().mean()).backward()
+            if seed == 9:
+                model[0].weight.grad.fill_(float("inf"))
+            scaler.step(optimizer)
+            scaler.update()
+        return model, optimizer
+
+    plain, theirs = trained()
+    patch = apply("fused-optimizer", {"kind": "compiled"})
+    model, ours = trained()
+    assert optimizer_facts(ours).captured and patch.joints.withdrawn == [] and close(plain, model)
+    assert [int(one.state_dict()["state"][0]["step"]) for one in (theirs, ours)] == [15, 15]
+
+
+def test_an_unknown_kind_is_refused_with_all_that_there_are(apply) -> None:
+    with pytest.raises(ValueError, match="fused, foreach, captured, compiled, not 'faster'"):
+        apply("fused-optimizer", {"kind": "faster"})
+
+
 FACTS = OptimizerFacts("torch.optim.adamw.AdamW", False, None, False, False, 4, 99, ("cuda",), ("float32",), False)
 RMSPROP = replace(FACTS, kind="torch.optim.rmsprop.RMSprop")
 
@@ -333,8 +434,10 @@ RMSPROP = replace(FACTS, kind="torch.optim.rmsprop.RMSprop")
         ("cpu", FACTS, ["fused"]),
         ("cuda", replace(FACTS, fused=True), ["captured"]),
         ("cuda", replace(FACTS, foreach=False), ["captured", "fused", "foreach"]),
-        ("cuda", RMSPROP, ["captured"]),
-        ("cpu", RMSPROP, ["foreach"]),
+        ("cuda", RMSPROP, ["captured", "compiled"]),
+        ("cpu", RMSPROP, ["foreach", "compiled"]),
+        ("cpu", replace(RMSPROP, foreach=True), ["compiled"]),
+        ("cpu", replace(RMSPROP, closure=True), ["foreach"]),
         ("cuda", replace(FACTS, kind="torch.optim.adagrad.Adagrad"), ["fused"]),
         ("cpu", replace(FACTS, fused=True), "in use"),
         ("cuda", replace(FACTS, sparse=True), "sparse"),
@@ -342,12 +445,24 @@ RMSPROP = replace(FACTS, kind="torch.optim.rmsprop.RMSprop")
         ("cuda", replace(RMSPROP, kind="mylib.RMSprop"), "can be recorded"),
     ],
 )
-def test_what_is_worth_trying(device: str, facts: OptimizerFacts, expected) -> None:
+def test_what_is_worth_trying(monkeypatch, device: str, facts: OptimizerFacts, expected) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "g++" else None)
     tries = find("fused-optimizer").settings(Run(torch="2.11", device=device, optimizers=[facts]))
     if isinstance(expected, str):
         assert expected in tries.reason
     else:
         assert [one.setting["kind"] for one in tries] == expected
+
+
+def test_what_is_compiled_needs_a_compiler_on_the_processor_and_no_kernel_that_is_as_good(monkeypatch) -> None:
+    def kinds(device: str, *facts: OptimizerFacts) -> list[str]:
+        return [one.setting["kind"] for one in technique.settings(Run("2.11", device=device, optimizers=list(facts)))]
+
+    technique = find("fused-optimizer")
+    assert "compiled" not in kinds("cuda", RMSPROP, FACTS)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert kinds("cpu", RMSPROP) == ["foreach"] and kinds("cuda", RMSPROP) == ["captured", "compiled"]
+    assert technique.starts_after({"kind": "compiled"}) > 5 and technique.starts_after({"kind": "captured"}) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hotlap.catalogue import find, fused_optimizer
 from hotlap.observe.facts import optimizer_facts
 from hotlap.observe.joints import Joints
 from hotlap.observe.patch import Patch
-from hotlap.parts import captured_update
+from hotlap.parts import captured_update, update_grounds
 from hotlap.parts.captured_update import CapturedUpdate
 
 KINDS = [
@@ -365,7 +365,7 @@ def test_a_dropped_optimizer_leaves_nothing_alive() -> None:
 
 
 def test_the_same_kinds_in_the_technique() -> None:
-    assert fused_optimizer.RECORDED == captured_update.KINDS
+    assert fused_optimizer.RECORDED == update_grounds.KINDS
 
 
 # Through the technique -------------------------------------------------------------------------------------------

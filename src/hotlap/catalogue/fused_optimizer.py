@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import shutil
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotlap.source.calls import ABSENT, Call
@@ -27,6 +28,8 @@ OPTIMIZERS = {
     "torch.optim.SGD": None,
     "torch.optim.Adagrad": 6,
 }
+FUSED, FOREACH, CAPTURED, COMPILED = KINDS = ("fused", "foreach", "captured", "compiled")
+_COMPILE_SECONDS = 20.0  # to get going; longer on the CPU where there are hundreds of tensors
 RECORDED = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")
 
 
@@ -58,11 +61,19 @@ class FusedOptimizer(Technique):
     `differentiable=True`, and optimizers that decide on the host (Adagrad, LBFGS) are not recorded; SGD without its
     fused kernel takes its learning rate from the host, so there a graph serves one value of it.
 
+    The kind `compiled` is for optimizers without a fused kernel (Adadelta, NAdam, RAdam, Adamax, RMSprop, ASGD, Rprop):
+    `torch.compile` makes one kernel of the whole update, or a few, and these are recorded as above. On the CPU they run
+    without a recording, and making them needs a C++ compiler. That takes seconds in every run, and on the CPU longer
+    where there are hundreds of tensors; a learning rate that changes compiles nothing anew. The first compiled update
+    is held against the plain one, whose result is kept. Where compiling fails, or settings keep changing, all updates
+    stay plain, and the reason is told.
+
     ## What changes numerically
     The same formula with other rounding: operations are combined in one expression, where the default rounds to memory
-    between them. A recorded update also takes its learning rate and counts in float32 on the device. Checkpoints load
-    in both directions. Where `fused=True` is written in source, loading one that was saved without it brings the old
-    options back: the update then silently runs unfused again. An update by hand becomes the same operations.
+    between them. A recorded or compiled update also takes its counts in float32, and on a device its learning rate.
+    Checkpoints load in both directions. Where `fused=True` is written in source, loading one that was saved without it
+    brings the old options back: the update then silently runs unfused again. An update by hand becomes the same
+    operations.
 
     ## Claims
     The tip lists promise about 5 % from Apex's fused optimizers. Apex is not needed for this: torch has fused kernels
@@ -103,21 +114,26 @@ class FusedOptimizer(Technique):
         return all(one.fused or one.captured for one in able) if able else bool(replayed) or None
 
     def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
-        ways = {"captured": _captured(run), "fused": _fused(run)}  # a recorded update is fused as well
+        ways = {CAPTURED: _captured(run), FUSED: _fused(run)}  # a recorded update is fused as well
         kinds = [kind for kind, reason in ways.items() if not reason]
-        kinds += ["foreach"] if any(_runs_tensor_by_tensor(run, one) for one in run.optimizers) else []
+        kinds += [FOREACH] if any(_runs_tensor_by_tensor(run, one) for one in run.optimizers) else []
+        kinds += [COMPILED] if _can_be_compiled(run) else []
         return [Try({"kind": kind}, run.share("update")) for kind in kinds] or CannotHelp("; ".join(ways.values()))
 
+    def starts_after(self, setting: Setting) -> float:
+        return _COMPILE_SECONDS if setting.get("kind") == COMPILED else self.start_up_seconds
+
     def apply(self, patch: Patch, setting: Setting) -> None:
-        from hotlap.parts.captured_update import CapturedUpdate
         from hotlap.parts.fused_update import FusedUpdate, choose
 
-        kind = setting.get("kind", "fused")
-        if kind not in (kinds := ("fused", "foreach", "captured")):
-            raise ValueError(f"kind is one of {', '.join(kinds)}, not {kind!r}")
-        form = "foreach" if kind == "foreach" else "fused"
+        kind = str(setting.get("kind", FUSED))
+        if kind not in KINDS:
+            raise ValueError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
+        form = FOREACH if kind == FOREACH else FUSED
+        made = _making(patch, kind) if kind in (CAPTURED, COMPILED) else None
         chosen: weakref.WeakKeyDictionary[Any, FusedUpdate] = weakref.WeakKeyDictionary()
-        captured: weakref.WeakKeyDictionary[Any, CapturedUpdate] = weakref.WeakKeyDictionary()
+        captured: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        waiting = weakref.WeakSet[Any]()
 
         def built(proceed: Any, optimizer: Any, bound: Any) -> None:
             said = bound.arguments.get(form)
@@ -126,9 +142,8 @@ class FusedOptimizer(Technique):
             if is_chosen:
                 chosen[optimizer] = FusedUpdate(optimizer, form, said)
                 patch.on_undo(chosen[optimizer].undo)
-            if kind == "captured":
-                captured[optimizer] = CapturedUpdate(optimizer)
-                patch.on_undo(captured[optimizer].undo)
+            if made is not None:
+                waiting.add(optimizer)
 
         def align(optimizer: Any) -> None:
             if optimizer in chosen:
@@ -139,6 +154,12 @@ class FusedOptimizer(Technique):
                 align(optimizer)
 
         def update(proceed: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if made is not None and optimizer in waiting:  # its parameters may have moved since it was built
+                waiting.discard(optimizer)
+                new = made(optimizer)
+                if new is not None:
+                    captured[optimizer] = new
+                    patch.on_undo(new.undo)
             own = captured.get(optimizer)
             if own is None:
                 return proceed(optimizer, *args, **kwargs)
@@ -151,7 +172,7 @@ class FusedOptimizer(Technique):
 
         patch.at(patch.joints.optimizer_built, built)
         patch.at(patch.joints.weights_updating, updating)
-        if kind == "captured":
+        if made is not None:
             patch.at(patch.joints.update_called, update)
             _record_clipping(patch)
 
@@ -160,7 +181,30 @@ class FusedOptimizer(Technique):
             once = batched(site.source, site.node)
             assert once is not None, "only what can be written otherwise is marked with a fix"
             return [*replace_node(site.source, site.node, once), *add_import(site.source, "import torch")]
-        return insert_argument(_call_at(site), "foreach=True" if setting.get("kind") == "foreach" else "fused=True")
+        return insert_argument(_call_at(site), "foreach=True" if setting.get("kind") == FOREACH else "fused=True")
+
+
+def _making(patch: Patch, kind: str) -> Callable[[Any], Any]:
+    """What makes the part that does an optimizer's updates; it makes none where the fused kernel does them already."""
+    from hotlap.parts.captured_update import CapturedUpdate
+
+    if kind == CAPTURED:
+        return CapturedUpdate
+    from hotlap.parts import compiled_form
+    from hotlap.parts.compiled_update import CompiledUpdate
+    from hotlap.parts.replay_proof import LIMIT
+    from hotlap.parts.update_grounds import kind_of, weights_of
+
+    proof = patch.compare("what compiled updates change, relative to plain ones", LIMIT)
+
+    def made(optimizer: Any) -> Any:
+        is_on_host = all(p.is_cpu for p in weights_of(optimizer))
+        if kind_of(optimizer) not in compiled_form.KINDS:
+            return None if is_on_host else CapturedUpdate(optimizer)
+        form = compiled_form.CompiledForm(optimizer, proof)
+        return CompiledUpdate(optimizer, form) if is_on_host else CapturedUpdate(optimizer, form=form)
+
+    return made
 
 
 def _is_torchs_own(optimizer: Any) -> bool:
@@ -225,9 +269,21 @@ def _captured(run: Run) -> str:
     able = [optimizer for optimizer in run.optimizers if _is_recorded(optimizer)]
     if not able:
         return "only " + ", ".join(RECORDED) + " can be recorded"
-    if all(o.sparse or o.differentiable or o.capturable or o.closure for o in able):
+    if all(map(_rules_out, able)):
         return "sparse gradients, closures, differentiable=True or capturable=True rule recording out"
     return ""
+
+
+def _can_be_compiled(run: Run) -> bool:
+    """Where no fused kernel is as good."""
+    able = [one for one in run.optimizers if _is_recorded(one) and not _rules_out(one)]
+    if not able or any(map(_has_kernel, run.optimizers)):
+        return False
+    return run.device == "cuda" or (run.device == "cpu" and any(map(shutil.which, ("c++", "g++", "clang++"))))
+
+
+def _rules_out(optimizer: OptimizerFacts) -> bool:
+    return bool(optimizer.sparse or optimizer.differentiable or optimizer.capturable or optimizer.closure)
 
 
 def _chooses_no_foreach(call: Call) -> bool:

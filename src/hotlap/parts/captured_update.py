@@ -17,30 +17,36 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder
 from hotlap.parts.update_grounds import (
+    READS_LR,
     UpdateGrounds,
     device_of,
     in_main_memory,
     is_same,
+    kind_of,
+    manner_of,
     state_names,
     state_of,
+    unfit,
     weights_of,
 )
+
+if TYPE_CHECKING:
+    from hotlap.parts.compiled_form import CompiledForm
 
 _STEADY = 3  # updates with everything in the same places before one is recorded
 _GRAPHS = 4  # places that gradients may take in turns
 _PATIENCE = 32  # updates in a row without a replay, after which no more is tried
 _TRIED = 16  # recordings after which each must have been worth four replays
 _SCALING = ("grad_scale", "found_inf")  # what a GradScaler hands to an update that undoes its scale itself
-_READS_LR = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")  # from a tensor
-KINDS = ("SGD", *_READS_LR)
 
-_serving: weakref.WeakKeyDictionary[torch.optim.Optimizer, CapturedUpdate] = weakref.WeakKeyDictionary()
+serving: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()  # who does its updates
 
 
 @dataclass
@@ -54,10 +60,13 @@ class _Recording:
 class CapturedUpdate:
     """The updates of one optimizer. `refused` says why it has given up; `replays` how often a graph did the work."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, recorder: Recorder | None = None, form: CompiledForm | None = None
+    ) -> None:
+        """`form`: the update in another form, which is recorded in place of the plain one."""
         self._optimizer = weakref.ref(optimizer, self._forget)
-        self._recorder = recorder or GraphRecorder()
-        self.replays, self.refused = 0, _unfit(optimizer)
+        self._recorder, self._form = recorder or GraphRecorder(), form
+        self.replays, self.refused = 0, form.refused if form is not None else unfit(optimizer)
         self._numbers: dict[Any, torch.Tensor] = {}  # ours: learning rates by group, and what a GradScaler hands over
         self._written: dict[Any, float] = {}
         self._graphs: dict[Any, _Recording] = {}
@@ -66,14 +75,15 @@ class CapturedUpdate:
         self._moved: set[str] = set()  # names of what the script's state has in main memory
         self._names: Any = None
         self._chosen: list[Any] = []  # settings of the update before
-        self._is_recordable = self._has_rehearsed = False
+        self._is_recordable = False
+        self._rehearsed: set[Any] = set()
         self._misses = self._recordings = 0
         self._why = ""
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._saving),
             optimizer.register_load_state_dict_pre_hook(self._loading),
         ]
-        _serving[optimizer] = self
+        serving[optimizer] = self
 
     def step(
         self, plain: Callable[[], Any], has_closure: bool = False, prepare: Callable[[], object] = lambda: None
@@ -103,7 +113,7 @@ class CapturedUpdate:
         for hook in self._hooks:
             hook.remove()
         if optimizer is not None:
-            _serving.pop(optimizer, None)
+            serving.pop(optimizer, None)
             self._leave(optimizer)
         self.refused = self.refused or "undone"
 
@@ -120,17 +130,27 @@ class CapturedUpdate:
         if not is_steady:
             return self._as_recorded(optimizer, plain)() if self._is_recordable else plain()
         self._enter(optimizer)
-        if not self._has_rehearsed:  # kernels are loaded when first used, which a recording does not allow
-            self._has_rehearsed = True
-            return self._as_recorded(optimizer, plain)()
-        return self._record(optimizer, plain, places)
+        manner = manner_of(optimizer) if self._form is not None else None
+        return (self._record if manner in self._rehearsed else self._rehearse)(optimizer, plain, manner, places)
 
-    def _record(self, optimizer: Any, plain: Callable[[], Any], places: Any) -> Any:
+    def _rehearse(self, optimizer: Any, plain: Callable[[], Any], manner: Any, places: Any) -> Any:
+        """Kernels are made and loaded when first used, which a recording does not allow."""
+        update = self._as_recorded(optimizer, plain)
+        if self._form is None:
+            self._rehearsed.add(manner)
+            return update()
+        if self._form.proven(optimizer, self._as_recorded(optimizer, partial(self._form, optimizer)), update):
+            self._rehearsed.add(manner)
+        elif self._form.refused:
+            self._give_up(optimizer, self._form.refused)
+        return None
+
+    def _record(self, optimizer: Any, plain: Callable[[], Any], manner: Any, places: Any) -> Any:
         if self._recordings >= _TRIED and self.replays < 4 * self._recordings:
             self._give_up(optimizer, "gradients or settings take too many places in turns")
             return plain()
         parameters = [p for p in weights_of(optimizer) if p.grad is not None]
-        update = self._as_recorded(optimizer, plain)
+        update = self._as_recorded(optimizer, partial(self._form, optimizer) if self._form is not None else plain)
         try:
             replay = self._recorder.record(update, parameters[0].device)
         except Exception as error:  # whatever torch raises where nothing is carried out
@@ -195,8 +215,8 @@ class CapturedUpdate:
 
     def _reads_lr(self, optimizer: Any, group: dict[str, Any]) -> bool:
         """Whether this update takes its learning rate from the device; else one is recorded for each value."""
-        kind, is_batched = _kind(optimizer), group["foreach"] is not False
-        return bool(group.get("fused")) or kind in ("Adam", "AdamW") or (is_batched and kind in _READS_LR)
+        kind, is_batched = kind_of(optimizer), group["foreach"] is not False or self._form is not None
+        return bool(group.get("fused")) or kind in ("Adam", "AdamW") or (is_batched and kind in READS_LR)
 
     def _hand_over(self, optimizer: Any) -> None:
         """The numbers of this step, to where the graph reads them."""
@@ -281,26 +301,5 @@ class CapturedUpdate:
 
 def replayed(optimizer: Any) -> bool:
     """Whether updates of this optimizer are replayed."""
-    own = _serving.get(optimizer)
+    own = serving.get(optimizer)
     return own is not None and own.replays > 0
-
-
-def _unfit(optimizer: Any) -> str:
-    """Why the updates of an optimizer cannot be recorded whatever its gradients are; "" where nothing is in the way."""
-    kind = _kind(optimizer)
-    if kind not in KINDS:
-        return f"{type(optimizer).__name__} decides on the host how each update goes"
-    own = getattr(torch.optim, kind)
-    if type(optimizer)._init_group is not own._init_group:
-        return f"{type(optimizer).__name__} changes how {kind} prepares its update"
-    for group in optimizer.param_groups:
-        if group.get("differentiable") or group.get("capturable"):
-            return "the script sets differentiable or capturable itself"
-        if any(isinstance(value, torch.Tensor) for value in (group["lr"], *group.get("betas", ()))):
-            return "the script keeps its learning rate or betas in tensors"
-    return ""
-
-
-def _kind(optimizer: Any) -> str:
-    """The class of torch's own that an optimizer is of."""
-    return next((k.__name__ for k in type(optimizer).__mro__ if getattr(torch.optim, k.__name__, None) is k), "")

@@ -11,6 +11,9 @@ import torch
 
 from hotlap.parts.tensor_places import Places
 
+READS_LR = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")  # from a tensor
+KINDS = ("SGD", *READS_LR)
+
 
 class UpdateGrounds:
     """`told`: for each group of parameters the settings that the graph reads anew."""
@@ -80,9 +83,47 @@ def state_names(optimizer: Any) -> list[Any]:
     return [[(name, v is None) for name, v in optimizer.state.get(p, {}).items()] for p in weights_of(optimizer)]
 
 
+def manner_of(optimizer: Any) -> Any:
+    """What compiled code rests on: everything but learning rates and where things lie. None where settings cannot be
+    told apart."""
+    chosen = [(n, value) for group in optimizer.param_groups for n, value in group.items() if n not in ("params", "lr")]
+    forms = [(p.shape, p.stride(), _form(p.grad)) for p in weights_of(optimizer)]
+    manner = (*chosen, *forms, *map(tuple, state_names(optimizer)))
+    try:
+        hash(manner)
+    except TypeError:
+        return None
+    return manner
+
+
+def _form(grad: torch.Tensor | None) -> Any:
+    return None if grad is None else (grad.stride(), grad.dtype)
+
+
 def in_main_memory(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: value.cpu() for name, value in state.items() if name in names}
 
 
 def device_of(optimizer: Any) -> torch.device:
     return next(p.device for p in weights_of(optimizer) if p.grad is not None)
+
+
+def unfit(optimizer: Any) -> str:
+    """Why the updates of an optimizer cannot be recorded whatever its gradients are; "" where nothing is in the way."""
+    kind = kind_of(optimizer)
+    if kind not in KINDS:
+        return f"{type(optimizer).__name__} decides on the host how each update goes"
+    own = getattr(torch.optim, kind)
+    if type(optimizer)._init_group is not own._init_group:
+        return f"{type(optimizer).__name__} changes how {kind} prepares its update"
+    for group in optimizer.param_groups:
+        if group.get("differentiable") or group.get("capturable"):
+            return "the script sets differentiable or capturable itself"
+        if any(isinstance(value, torch.Tensor) for value in (group["lr"], *group.get("betas", ()))):
+            return "the script keeps its learning rate or betas in tensors"
+    return ""
+
+
+def kind_of(optimizer: Any) -> str:
+    """The class of torch's own that an optimizer is of."""
+    return next((k.__name__ for k in type(optimizer).__mro__ if getattr(torch.optim, k.__name__, None) is k), "")
