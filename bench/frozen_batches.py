@@ -1,22 +1,26 @@
-"""Blocks of steps in turns, within one process: batches as the script draws them, and one batch that already lies on
-the device, handed out again and again. What is between the two is all that data costs a step.
+"""Blocks of steps in turns, within one process: batches as the script draws them, and some that already lie on the
+device, handed out again and again. What is between the two is all that data costs a step.
 
 Copied as `sitecustomize.py` into a folder on PYTHONPATH, beside bench/step_clock.py, whose hook it uses; imports
 neither hotlap nor torch of its own accord. The order is A B B A; the device is waited for between blocks and nowhere
-else. The first steps of a block are not timed: queues that filled up while nothing was drawn would flatter it."""
+else. The first steps of a block are not timed: queues that filled up while nothing was drawn would flatter it. Those of
+a frozen block draw what is handed out later: a network that sees one batch only learns it by heart, and a chip computes
+faster on the small gradients that are left."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from step_clock import AfterOptimizers, Marks, run_the_next
 
 ORDER = "HOTLAP_FROZEN_BATCHES"  # path, warmup_steps, block_steps, untimed_steps, turns; as JSON
-PATTERN = (False, True, True, False)  # whether the batch is frozen
+PATTERN = (False, True, True, False)  # whether the batches are frozen
+_KEPT_BYTES = 2 << 30  # on the device
 
 
 class Turns:
@@ -26,8 +30,14 @@ class Turns:
         self.is_frozen = False
         self.blocks: list[tuple[bool, list[float]]] = []  # whether frozen, and the seconds of each step
         self.drawn = self.handed_again = 0
+        self.next_seconds: list[float] = []  # of the host, in each timed step that draws
+        self.kept: dict[int, list[Any]] = {}  # batches of each loader
         self._marks: Marks | None = None  # while a block is timed
         self._is_attached = False
+
+    @property
+    def is_timed(self) -> bool:
+        return self._marks is not None
 
     def updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch calls this after every update. Two optimizers make two steps of one, in both kinds of blocks."""
@@ -43,6 +53,8 @@ class Turns:
             if self.steps:
                 self._close()
             self.is_frozen = PATTERN[len(self.blocks) % len(PATTERN)]
+            if not self.is_frozen:
+                self.kept.clear()
 
     def attach(self) -> None:
         """When the first optimizer is there, so is whoever else stands at a loader, and the script has not begun to
@@ -54,7 +66,7 @@ class Turns:
         begun, turns = loader.__iter__, self
 
         def __iter__(loader: Any) -> Drawn:
-            return Drawn(begun(loader), turns)
+            return Drawn(begun(loader), turns, id(loader))
 
         loader.__iter__ = __iter__
 
@@ -64,6 +76,7 @@ class Turns:
         self._marks = None
         if len(self.blocks) == self.order["turns"] * len(PATTERN):
             found = {"blocks": self.blocks, "drawn": self.drawn, "handed_again": self.handed_again}
+            found["next_seconds"] = self.next_seconds
             with open(self.order["path"] + ".part", "w") as file:
                 json.dump(found, file)
             os.replace(self.order["path"] + ".part", self.order["path"])
@@ -74,10 +87,9 @@ class Drawn:
     """An iterator of a loader as the script sees it. Frozen only where it feeds the training: a test, in which no
     weight is updated, would never come to its end."""
 
-    def __init__(self, iterator: Any, turns: Turns) -> None:
-        self._iterator, self._turns = iterator, turns
+    def __init__(self, iterator: Any, turns: Turns, loader: int) -> None:
+        self._iterator, self._turns, self._loader = iterator, turns, loader
         self._steps: int | None = None  # when it was last drawn from
-        self._kept: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -92,14 +104,21 @@ class Drawn:
         turns = self._turns
         trains, self._steps = self._steps is not None and turns.steps > self._steps, turns.steps
         if not turns.is_frozen or not trains:
-            self._kept = None
-            turns.drawn += 1
-            return next(self._iterator)
-        if self._kept is None:
-            turns.drawn += 1
-            self._kept = _on_device(next(self._iterator))
+            return self._drawn()
+        kept = turns.kept.setdefault(self._loader, [])
+        if not kept or (not turns.is_timed and (len(kept) + 1) * _bytes_of(kept[0]) <= _KEPT_BYTES):
+            kept.append(_on_device(self._drawn()))
+            return kept[-1]
         turns.handed_again += 1
-        return self._kept
+        return kept[turns.handed_again % len(kept)]
+
+    def _drawn(self) -> Any:
+        turns, began = self._turns, time.perf_counter()
+        batch = next(self._iterator)
+        turns.drawn += 1
+        if turns.is_timed and not turns.is_frozen:
+            turns.next_seconds.append(time.perf_counter() - began)
+        return batch
 
 
 def _on_device(batch: Any) -> Any:
@@ -110,6 +129,12 @@ def _on_device(batch: Any) -> Any:
         return leaf.to(device).clone() if isinstance(leaf, torch.Tensor) else leaf
 
     return torch.utils._pytree.tree_map(moved, batch)
+
+
+def _bytes_of(batch: Any) -> int:
+    torch = sys.modules["torch"]
+    leaves = torch.utils._pytree.tree_leaves(batch)
+    return sum(one.numel() * one.element_size() for one in leaves if isinstance(one, torch.Tensor))
 
 
 if __name__ == "sitecustomize":

@@ -1,4 +1,4 @@
-"""What data costs a step: the script under `hotlap run` (or as it is), with the batches it draws and with one that lies
+"""What data costs a step: the script under `hotlap run` (or as it is), with the batches it draws and with some that lie
 on the device already, in blocks of steps that take turns within one process.
 
     python bench/without_data.py chargpt --script projects/chargpt/chargpt.py
@@ -72,8 +72,14 @@ def blocks_of(given: argparse.Namespace) -> dict[str, Any]:
     if not found["handed_again"]:
         raise SystemExit(f"no loader of {script.name} could be kept from drawing: it has none, or trains on none")
     found["blocks"] = [(is_frozen, float(f"{level(steps):.4g}")) for is_frozen, steps in found["blocks"]]
+    found["next_seconds"] = _quartiles(found["next_seconds"])
     found["said"] = unedited.said(ending)
     return found
+
+
+def _quartiles(seconds: Sequence[float]) -> list[float]:
+    """What the script's own thread spends on a batch, waiting or not."""
+    return [float(f"{one:.4g}") for one in statistics.quantiles(seconds, n=4)]
 
 
 def cost(blocks: Sequence[tuple[bool, float]]) -> Cost:
@@ -139,7 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bounds = f"{made.low:.3f} to {made.high:.3f}" if made.low is not None else "one turn"
     print(
         f"{figures.seconds(made.drawn_seconds)} a step with its data, {figures.seconds(made.frozen_seconds)} without:"
-        f" {made.ratio:.3f} ({bounds}) times as long for them"
+        f" {made.ratio:.3f} ({bounds}) times as long for them; the script's thread has a batch after"
+        f" {figures.seconds(found['next_seconds'][1])} (median)"
     )
     print(f"wrote {path}", file=sys.stderr)
     return 0

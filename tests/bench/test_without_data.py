@@ -1,4 +1,4 @@
-"""What data costs a step, by batches that are drawn and one that is handed out again, in blocks that take turns."""
+"""What data costs a step, by batches that are drawn and some that are handed out again, in blocks that take turns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ while True:
 
 
 def run(folder: Path, *more: str) -> int:
-    short = ["--warmup-steps", "4", "--block", "10", "--turns", "2", "--limit", "300", "--results", str(folder / "r")]
+    short = ["--warmup-steps", "4", "--block", "12", "--turns", "2", "--limit", "300", "--results", str(folder / "r")]
     return bench.main(["tiny", "--script", str(folder / "train.py"), *short, *more])
 
 
@@ -60,9 +60,11 @@ def test_blocks_take_turns_and_tests_come_to_their_end(
     tests = [one for one in seen if one.startswith("t")]
     assert tests == ["t0", "t8", "t16"] * (len(tests) // 3) and len(tests) >= 9
     trained = [int(one) for one in seen if not one.startswith("t")]
-    blocks = [trained[4 + 10 * number : 14 + 10 * number] for number in range(8)]
-    assert [len(set(block)) for block in blocks] == [3, 1, 1, 3, 3, 1, 1, 3]
-    assert found["handed_again"] == 40 and str(tmp_path) not in path.read_text()
+    blocks = [trained[4 + 12 * number : 16 + 12 * number] for number in range(8)]
+    assert [sorted(set(block[3:])) for block in blocks[:4]] == [[0, 8, 16], [8, 16], [8, 16], [0, 8, 16]]
+    assert all(block[3 + len(set(block[3:])) :] == block[3 : -len(set(block[3:]))] for block in blocks), "in turns"
+    assert found["handed_again"] == 36 and found["next_seconds"] == sorted(found["next_seconds"])
+    assert str(tmp_path) not in path.read_text()
     assert found["techniques"] == how[1:] and "times as long for them" in capsys.readouterr().out
 
 

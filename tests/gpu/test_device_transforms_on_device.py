@@ -323,9 +323,9 @@ def test_steps_of_a_resnet(folder: Path, patch: Patch) -> None:
 
 def test_where_the_time_goes(folder: Path) -> None:
     """Each part alone, for one batch of 256: until the host is through with it, and until the device is."""
+    from hotlap.parts.cuda_copier import CudaCopier
     from hotlap.parts.deferred_samples import Deferring
     from hotlap.parts.device_jpeg import decode_all
-    from hotlap.parts.early_copies import CudaCopier
     from hotlap.parts.finished_images import finished
     from hotlap.parts.transform_sites import sites_of
 

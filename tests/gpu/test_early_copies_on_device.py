@@ -11,8 +11,9 @@ import torch
 from hotlap.catalogue import find
 from hotlap.measure.order import Order
 from hotlap.measure.parity import STEPS, judge
+from hotlap.parts.cuda_copier import CudaCopier, pinned
 from hotlap.parts.drawing_ahead import Prefetched
-from hotlap.parts.early_copies import CudaCopier, copy_early, pinned
+from hotlap.parts.early_copies import copy_early
 from hotlap.technique import Choice, Parity
 
 pytestmark = pytest.mark.gpu
@@ -162,6 +163,19 @@ def test_a_host_that_is_far_ahead_does_not_fill_the_device() -> None:
     before = torch.cuda.memory_reserved()
     run(CudaCopier(here()), elements=16 << 20)  # 64 MiB each
     assert torch.cuda.max_memory_reserved() - before < 16 * (64 << 20)
+
+
+def test_small_batches_do_not_hold_it_up() -> None:
+    copier = CudaCopier(here())
+    for is_asleep in (False, True):  # new memory may have to wait for the device
+        torch.cuda.synchronize()
+        if is_asleep:
+            torch.cuda._sleep(LONG)
+        totals = [
+            batch.sum() for batch in Prefetched([torch.full((8,), float(n)) for n in range(20)], "cuda", copier=copier)
+        ]
+        assert is_asleep != torch.cuda.current_stream().query()
+        assert [total.item() for total in totals] == [8.0 * number for number in range(20)]
 
 
 def test_used_on_a_stream_of_the_scripts_own(copier: Recorded) -> None:

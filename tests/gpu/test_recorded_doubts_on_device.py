@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from hotlap.parts.captured_calls import CapturedCalls
 from hotlap.parts.compiled_call import CompiledCall
-from hotlap.parts.early_copies import CudaCopier, copy_early
+from hotlap.parts.cuda_copier import CudaCopier
+from hotlap.parts.early_copies import copy_early
 from hotlap.parts.graph_recorder import GraphRecorder
 from hotlap.parts.recorded_pass import RecordedPass
 

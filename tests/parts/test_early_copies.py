@@ -17,7 +17,8 @@ from clone_copier import CloneCopier
 from torch.nn.utils.rnn import pack_sequence
 from waiting import PATIENCE_SECONDS
 
-from hotlap.parts.early_copies import copy_early, is_plain, pinned, tensors_in, wish_of
+from hotlap.parts.cuda_copier import are_too_many, pinned
+from hotlap.parts.early_copies import copy_early, is_plain, tensors_in, wish_of
 
 Pair = namedtuple("Pair", "x y")
 
@@ -235,3 +236,8 @@ def test_no_fork_while_a_copy_begins(copier: CloneCopier) -> None:
     assert forked.wait(PATIENCE_SECONDS)
     copying.join()
     forking.join()
+
+
+def test_a_host_far_ahead_is_held_up_by_large_batches_and_by_very_many() -> None:
+    assert not are_too_many([1 << 30] * 4) and are_too_many([1 << 30] * 5)
+    assert not are_too_many([1 << 17] * 64) and are_too_many([1 << 17] * 65)

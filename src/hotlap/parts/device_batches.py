@@ -20,9 +20,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from hotlap.parts.asked_in_time import when_asked
+from hotlap.parts.cuda_copier import CudaCopier
 from hotlap.parts.deferred_samples import Deferred, InWorkers, defer
 from hotlap.parts.early_batches import Pass
-from hotlap.parts.early_copies import CudaCopier, copy_early, is_plain
+from hotlap.parts.early_copies import copy_early, is_plain
 from hotlap.parts.finished_images import Judge, Trial, begin, finished
 from hotlap.parts.no_fork import no_fork
 from hotlap.parts.transform_sites import mark, owners_of, sites_of, why_not

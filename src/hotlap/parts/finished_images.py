@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from hotlap.parts.cuda_copier import pinned
 from hotlap.parts.deferred_samples import ON_TRIAL, PROVEN, REFUSED, TRUSTED, Deferred
 from hotlap.parts.device_jpeg import by_pillow, decode_ahead, decode_all, keep_for
-from hotlap.parts.early_copies import pinned
 from hotlap.parts.undone_images import UndoneBatch
 
 _BRIGHTNESS, _COLOURS, _SHIFT = 1.5, 8.0, 1.0  # levels of 255 that decoders may differ by; see `_apart`
