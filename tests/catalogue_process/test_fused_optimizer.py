@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import shutil
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from hotlap.catalogue import find
+from hotlap.catalogue import find, fused_optimizer
 from hotlap.observe.facts import optimizer_facts
 from hotlap.observe.run import OptimizerFacts, Run
+from hotlap.parts.captured_update import serving
 from hotlap.source.module import Source
 
 KINDS = [
@@ -335,7 +338,7 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adadelta, torch.optim.RMSprop])
-def test_compiled_on_the_processor(apply, without_inductor, kind) -> None:
+def test_compiled_on_the_processor(without_inductor, apply, kind) -> None:
     plain, model = network(), network()
     theirs = kind(plain.parameters(), lr=0.01)
     patch = apply("fused-optimizer", {"kind": "compiled"})
@@ -359,7 +362,7 @@ def test_compiled_on_the_processor(apply, without_inductor, kind) -> None:
     assert close(plain, model)
 
 
-def test_what_has_a_kernel_takes_it_where_others_are_compiled(apply, without_inductor) -> None:
+def test_what_has_a_kernel_takes_it_where_others_are_compiled(without_inductor, apply) -> None:
     patch = apply("fused-optimizer", {"kind": "compiled"})
     one, two = network(), network()
     fused, compiled = torch.optim.AdamW(one.parameters()), torch.optim.Adamax(two.parameters())
@@ -369,7 +372,7 @@ def test_what_has_a_kernel_takes_it_where_others_are_compiled(apply, without_ind
     assert patch.joints.withdrawn == []
 
 
-def test_a_compiler_that_fails_is_told_and_nothing_is_lost(apply, monkeypatch) -> None:
+def test_a_compiler_that_fails_is_told_and_nothing_is_lost(monkeypatch, apply) -> None:
     def failing(function, **how):
         def run(*given) -> None:
             raise RuntimeError("no compiler\nfound")
@@ -387,7 +390,31 @@ def test_a_compiler_that_fails_is_told_and_nothing_is_lost(apply, monkeypatch) -
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
 
 
-def test_a_closure_is_not_compiled(apply, without_inductor) -> None:
+def test_a_script_that_compiles_by_itself_keeps_its_updates(without_inductor, apply) -> None:
+    patch = apply("fused-optimizer", {"kind": "compiled"})
+    model = network()
+    optimizer = torch.optim.RMSprop(model.parameters())
+    train(model, optimizer, 6)
+    assert optimizer_facts(optimizer).captured and patch.joints.withdrawn == []
+    torch.compile(lambda x: x + 1, fullgraph=False, dynamic=False)
+    assert not optimizer_facts(optimizer).captured and "compiles by itself" in patch.joints.withdrawn[0]
+
+
+def test_optimizers_built_again_and_again_are_compiled_for_at_first_and_are_not_kept(without_inductor, apply) -> None:
+    apply("fused-optimizer", {"kind": "compiled"})
+    captured, left = [], []
+    for _ in range(fused_optimizer._COMPILED + 2):
+        model = network()
+        optimizer = torch.optim.RMSprop(model.parameters())
+        train(model, optimizer, 6)
+        captured.append(optimizer_facts(optimizer).captured)
+        left.append(weakref.ref(serving.get(optimizer) or model))
+    del model, optimizer
+    gc.collect()
+    assert captured == [True] * fused_optimizer._COMPILED + [False] * 2 and not any(one() for one in left)
+
+
+def test_a_closure_is_not_compiled(without_inductor, apply) -> None:
     patch = apply("fused-optimizer", {"kind": "compiled"})
     model, calls = network(), []
     optimizer = torch.optim.RMSprop(model.parameters())
@@ -396,7 +423,7 @@ def test_a_closure_is_not_compiled(apply, without_inductor) -> None:
     assert len(calls) == 40 and "closure" in patch.joints.withdrawn[0]
 
 
-def test_a_step_that_a_grad_scaler_skips_is_skipped(apply, without_inductor) -> None:
+def test_a_step_that_a_grad_scaler_skips_is_skipped(without_inductor, apply) -> None:
     def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = network()
         optimizer = torch.optim.RMSprop(model.parameters())

@@ -29,7 +29,6 @@ KINDS = [
     (torch.optim.Adam, {"fused": True}),
     (torch.optim.AdamW, {"maximize": True}),
     (torch.optim.NAdam, {"weight_decay": 0.1, "decoupled_weight_decay": True}),
-    (torch.optim.RAdam, {}),
     (torch.optim.Adamax, {}),
     (torch.optim.RMSprop, {"momentum": 0.9, "centered": True}),
     (torch.optim.ASGD, {}),

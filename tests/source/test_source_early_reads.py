@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hotlap.catalogue import find
-from hotlap.source.early_reads import readings, single_reads
+from hotlap.source.early_reads import readings
 from hotlap.source.fix import rewritten
 from hotlap.source.module import Source
+from hotlap.source.single_reads import single_reads
 from hotlap.source.straight_passes import straight_passes
 
 HEAD = """import torch
@@ -130,6 +131,14 @@ def test_what_a_function_for_one_step_returns() -> None:
         ("if seen and loss.item() > 1:\n    raise ValueError", []),
         ("if seen:\n    reduce(loss)\n    print(loss.item())\nelse:\n    print(loss.item())", ["loss.item()"]),
         ("if seen:\n    reduce(loss)\nprint(1, loss.item())", []),
+        ("if synced(loss):\n    log.append(loss.item())\nelse:\n    print(loss.item())", []),
+        ("if (alias := loss) is not None:\n    alias.data.div_(2)\n    print(loss.item())", []),
+        ("with averaged(loss):\n    print(loss.item())", []),
+        ("log.append((synced(loss), loss.item()))", []),
+        ("total += synced(loss) + loss.item()", []),
+        ("log(loss, loss.item())", []),
+        ("synced(loss).log(loss.item())", []),
+        ("self.log(loss.item(), step=seen)", ["loss.item()"]),
         ("for _ in range(seen):\n    print(loss.item())", []),
         ("losses.append(other.item())", []),
         ("losses.append(loss.item(kind=1))", []),

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hotlap.source.bodies import receiver
-from hotlap.source.early_reads import readings, single_reads
+from hotlap.source.early_reads import readings
 from hotlap.source.edits import Edit, add_import, indentation_unit, insert_after, replace_node, wrap_statements
+from hotlap.source.single_reads import single_reads
 from hotlap.source.straight_passes import Pass, straight_passes
 from hotlap.source.transfers import uses_device
 from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,8 +30,9 @@ OPTIMIZERS = {
     "torch.optim.Adagrad": 6,
 }
 FUSED, FOREACH, CAPTURED, COMPILED = KINDS = ("fused", "foreach", "captured", "compiled")
+_COMPILED = 4  # optimizers: a script that goes on building new ones would compile for each
 _COMPILE_SECONDS = 20.0  # to get going; longer on the CPU where there are hundreds of tensors
-RECORDED = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")
+RECORDED = ("SGD", "Adam", "AdamW", "NAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")
 
 
 class FusedOptimizer(Technique):
@@ -58,10 +60,10 @@ class FusedOptimizer(Technique):
     that backward allocates anew need not come back to the same place. `clip_grad_norm_` becomes a graph of its own in
     the same way, where all gradients are on the device; its first replay is held against torch's.
     What never comes back is given up after 32 updates, with the reason. Closures, sparse or complex gradients,
-    `differentiable=True`, and optimizers that decide on the host (Adagrad, LBFGS) are not recorded; SGD without its
-    fused kernel takes its learning rate from the host, so there a graph serves one value of it.
+    `differentiable=True`, weights in float64, and optimizers that decide on the host (Adagrad, RAdam, LBFGS) are not
+    recorded; SGD without its fused kernel takes its learning rate from the host, so there a graph serves one value.
 
-    The kind `compiled` is for optimizers without a fused kernel (Adadelta, NAdam, RAdam, Adamax, RMSprop, ASGD, Rprop):
+    The kind `compiled` is for optimizers without a fused kernel (Adadelta, NAdam, Adamax, RMSprop, ASGD, Rprop):
     `torch.compile` makes one kernel of the whole update, or a few, and these are recorded as above. On the CPU they run
     without a recording, and making them needs a C++ compiler. That takes seconds in every run, and on the CPU longer
     where there are hundreds of tensors; a learning rate that changes compiles nothing anew. The first compiled update
@@ -159,7 +161,6 @@ class FusedOptimizer(Technique):
                 new = made(optimizer)
                 if new is not None:
                     captured[optimizer] = new
-                    patch.on_undo(new.undo)
             own = captured.get(optimizer)
             if own is None:
                 return proceed(optimizer, *args, **kwargs)
@@ -173,6 +174,7 @@ class FusedOptimizer(Technique):
         patch.at(patch.joints.optimizer_built, built)
         patch.at(patch.joints.weights_updating, updating)
         if made is not None:
+            patch.on_undo(lambda: [own.undo() for own in list(captured.values())])
             patch.at(patch.joints.update_called, update)
             _record_clipping(patch)
 
@@ -192,14 +194,15 @@ def _making(patch: Patch, kind: str) -> Callable[[Any], Any]:
         return CapturedUpdate
     from hotlap.parts import compiled_form
     from hotlap.parts.compiled_update import CompiledUpdate
-    from hotlap.parts.replay_proof import LIMIT
     from hotlap.parts.update_grounds import kind_of, weights_of
 
-    proof = patch.compare("what compiled updates change, relative to plain ones", LIMIT)
+    proof = patch.compare("what compiled updates change, relative to plain ones", compiled_form.LIMIT)
+    patch.at(patch.joints.compile_called, lambda: patch.withdraw("the script compiles by itself"))
+    left = itertools.repeat(True, _COMPILED)
 
     def made(optimizer: Any) -> Any:
         is_on_host = all(p.is_cpu for p in weights_of(optimizer))
-        if kind_of(optimizer) not in compiled_form.KINDS:
+        if kind_of(optimizer) not in compiled_form.KINDS or not next(left, False):
             return None if is_on_host else CapturedUpdate(optimizer)
         form = compiled_form.CompiledForm(optimizer, proof)
         return CompiledUpdate(optimizer, form) if is_on_host else CapturedUpdate(optimizer, form=form)
@@ -277,7 +280,7 @@ def _captured(run: Run) -> str:
 def _can_be_compiled(run: Run) -> bool:
     """Where no fused kernel is as good."""
     able = [one for one in run.optimizers if _is_recorded(one) and not _rules_out(one)]
-    if not able or any(map(_has_kernel, run.optimizers)):
+    if not able or any(map(_has_kernel, run.optimizers)) or run.script_compiles:
         return False
     return run.device == "cuda" or (run.device == "cpu" and any(map(shutil.which, ("c++", "g++", "clang++"))))
 

@@ -20,7 +20,7 @@ _LOSS = 1e-3  # relative: between what bf16 shows (8e-4 on a batch of 16) and th
 _SCALE, _AWAY = 0.02, 0.005  # 1 - projection, 1 - cosine of the gradient: bf16 shows less where a network is steady
 _LENGTH = 0.04  # of gradients, weight by weight: bf16 showed 0.02 on a deep network, label smoothing 0.07
 _SHAKEN = 3.0  # times as far as the script with its weights shaken: bf16 showed up to 1.5 on a ResNet-50
-_SHAKEN_LOSS = 6.0  # likewise, over few steps of either sign: bf16 showed up to 3.3 on a deep network with eight seeds
+_SHAKEN_LOSS = 6.0  # likewise, over few steps of either sign: bf16 showed up to 2.3 on a deep network with eight seeds
 _SPREAD_RATE, _MEAN_RATE, _SCALE_RATE = 0.009, 0.003, 0.003  # of rejecting other draws that are right: below 2 %
 _MOVED_BY_ROUNDING = {
     "loss difference, median",
@@ -85,15 +85,15 @@ def _check_steps(figures: list[dict[str, float]]) -> list[ParityCheck]:
 
 def _check_shaken(reference: dict[str, Any], candidate: dict[str, Any], shaken: dict[str, Any]) -> list[ParityCheck]:
     """Limits as wide as the script's own gradients are unsteady. Their lengths stay, weight by weight, whatever becomes
-    of their directions: a wrong scale still shows."""
+    of their directions: a wrong scale still shows. A loss that is next to nothing may be far off once."""
     ours = candidate["figures"]
     theirs = [figure for figure in shaken["figures"] if figure.get("gradient", 0.0) > 0]  # a first step may not move
     away = _SHAKEN * (1 - _median(theirs, "cosine", 1.0))
-    loss = _SHAKEN_LOSS * _mean(theirs, "loss", 0.0)
+    loss = _SHAKEN_LOSS * _mean_but_one(theirs, "loss", 0.0)
     ratios = [_norm_ratios(reference["norms"], shaken["norms"], column, 10) for column in (1, 2)]
     reaches = [_SHAKEN * statistics.fmean([abs(ratio - 1) for ratio in each] or [0.0]) for each in ratios]
     return [
-        _check_loss(_mean(ours, "loss"), max(_LOSS, loss), "mean"),
+        _check_loss(_mean_but_one(ours, "loss"), max(_LOSS, loss), "mean without the largest"),
         _check_within("gradient scale, median", _median(ours, "projection", 1.0), _SCALE + away),
         _check_cosine(_median(ours, "cosine", 1.0), max(_AWAY, away)),
         _check_within("gradient length, median over weights and steps", _median(ours, "length", 1.0), _LENGTH),
@@ -217,9 +217,10 @@ def _largest(figures: list[dict[str, float]], name: str) -> float:
     return max((f[name] for f in figures if name in f), default=float("inf"))
 
 
-def _mean(figures: list[dict[str, float]], name: str, missing: float = float("inf")) -> float:
-    values = [f[name] for f in figures if name in f]
-    return statistics.fmean(values) if values else missing
+def _mean_but_one(figures: list[dict[str, float]], name: str, missing: float = float("inf")) -> float:
+    """Without the largest, where there are some to tell that it stands alone."""
+    values = sorted(f[name] for f in figures if name in f)
+    return statistics.fmean(values[:-1] if len(values) > 3 else values) if values else missing
 
 
 def _median(figures: list[dict[str, float]], name: str, missing: float = float("inf")) -> float:

@@ -31,6 +31,7 @@ from hotlap.parts.update_grounds import (
     is_same,
     kind_of,
     manner_of,
+    no_number,
     state_names,
     state_of,
     unfit,
@@ -179,8 +180,8 @@ class CapturedUpdate:
         found: list[Any] = [getattr(optimizer, name, None) is not None for name in _SCALING]
         devices, chosen = set(), list[Any]()
         for group in optimizer.param_groups:
-            if isinstance(group["lr"], torch.Tensor):
-                self._why = "the script keeps its learning rate in a tensor"
+            if why := no_number(group["lr"]):
+                self._why = why
                 return None
             told = self._told(optimizer, group)
             chosen += [(name, value) for name, value in group.items() if name not in told]
@@ -191,6 +192,9 @@ class CapturedUpdate:
                     continue
                 if grad.layout is not torch.strided or grad.is_complex():
                     self._why = "gradients are sparse or complex"
+                    return None
+                if p.dtype is torch.float64:
+                    self._why = "it counts in float32 then, which is too coarse for weights in float64"
                     return None
                 devices.add(p.device)
                 found += (p.data_ptr(), p.stride(), grad.data_ptr(), grad.stride())

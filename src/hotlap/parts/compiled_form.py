@@ -10,7 +10,6 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -18,12 +17,15 @@ import torch
 
 from hotlap.parts.captured_calls import Alone
 from hotlap.parts.compilable import graphs_made, is_interpreted
+from hotlap.parts.interruptions import interruption
 from hotlap.parts.replay_proof import Proof
 from hotlap.parts.update_grounds import kind_of, state_of, unfit, weights_of
 
-KINDS = ("NAdam", "RAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")  # without a fused kernel
+KINDS = ("NAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")  # without a fused kernel
+LIMIT = 1e-3  # how far the first update may be from the plain one, in proportion to what that changes
+_COUNTING = ("NAdam", "Adamax", "ASGD")  # compiled, they work with counts in float32
 _VARIANTS = 4  # of one update, for other settings or other parameters without gradients
-_ROUNDING = 32  # roundings of a number that changes by less than these are no difference
+_ROUNDINGS = 2  # of a number, which are no difference
 
 
 class NotCompiled(Exception):
@@ -42,6 +44,9 @@ class CompiledForm:
         if self.refused or kind not in KINDS:
             self.refused = self.refused or f"{kind} has a fused kernel, which is as good"
             return
+        if kind in _COUNTING and any(p.dtype is torch.float64 for p in weights_of(optimizer)):
+            self.refused = f"{kind} counts in float32 then, which is too coarse for weights in float64"
+            return
         owner, name = getattr(torch.optim, kind), kind.lower()
         self._function = getattr(sys.modules[owner.__module__], name)
         step = inspect.unwrap(owner.step)  # under torch's decorators, which break a graph
@@ -49,14 +54,15 @@ class CompiledForm:
         own = FunctionType(_run.__code__.replace(), _run.__globals__)  # dynamo keeps what it compiles with the code
         compile = compile or inspect.unwrap(torch.compile)  # as it is: the script does not compile this
         self._run: Any = compile(own, fullgraph=True, dynamic=False)
+        self._run_again: Any = None  # where there is code for it; in this thread alone, and compiling nothing
 
     def __call__(self, optimizer: Any, rates: Sequence[torch.Tensor] = ()) -> None:
         """`rates`: one for each group, where the groups have plain numbers."""
         self._rates = rates
         try:
-            with torch.no_grad(), self._stance():
+            with torch.no_grad():
                 self._gather(optimizer)
-                self._run(self._function, self._calls)
+                (self._run if self._may_compile else self._run_again)(self._function, self._calls)
         finally:
             self._calls = []
 
@@ -82,8 +88,11 @@ class CompiledForm:
         except Exception as error:  # of the compiler, or for want of memory; the plain update's own comes once more
             torch._foreach_copy_(places, before)
             del before, made
+            if (scripts := interruption(error)) is not None:
+                raise scripts from None
             return self._done(plain, f"the update cannot be compiled: {type(error).__name__}: {error}".splitlines()[0])
-        if math.isnan(apart):  # what overflows tells nothing
+        if math.isnan(apart):  # what overflows tells nothing, and what was compiled for it is there
+            self.is_proven = False
             return False
         self._proof.add(apart)
         if self._proof.failed:
@@ -104,6 +113,7 @@ class CompiledForm:
             ours()
         finally:
             self._may_compile = False
+        self._run_again = self._run_again or sys.modules["torch._dynamo"].run(self._run)
         self.graphs += graphs_made() - made
 
     def _done(self, plain: Callable[[], object], reason: str) -> bool:
@@ -120,13 +130,10 @@ class CompiledForm:
             given["lr"] = self._rates[len(self._calls)]
         self._calls.append((([one.detach() for one in weights], *lists), {**numbers, **given}))
 
-    def _stance(self) -> Any:
-        return nullcontext() if self._may_compile else torch.compiler.set_stance("eager_on_recompile")
-
 
 def _run(function: Any, calls: Any) -> None:
     if not torch.compiler.is_compiling():  # the compiler takes this out: it is reached where no code fits
-        raise NotCompiled
+        raise NotCompiled("torch compiles nothing now")
     for lists, numbers in calls:
         function(*lists, **numbers)
 
@@ -139,6 +146,6 @@ def _apart(made: list[torch.Tensor], plain: list[torch.Tensor], before: list[tor
         apart, changed, size = (float(torch.linalg.vector_norm(t)) for t in (one - two, two - three, two))
         if not math.isfinite(changed):
             return math.nan
-        floor = _ROUNDING * torch.finfo(theirs.dtype).eps * size
-        found.append(apart / max(changed, floor) if apart else 0.0)
+        if not apart <= (rounding := _ROUNDINGS * torch.finfo(theirs.dtype).eps * size):
+            found.append((apart - rounding) / changed if changed else math.inf)
     return max(found) if all(map(math.isfinite, found)) else math.inf

@@ -21,7 +21,7 @@ import torch
 
 from hotlap.parts.captured_update import serving
 from hotlap.parts.compiled_form import CompiledForm, NotCompiled
-from hotlap.parts.update_grounds import manner_of
+from hotlap.parts.update_grounds import manner_of, no_number
 
 _STEADY = 3  # updates of one manner before it is compiled
 _PATIENCE = 32  # updates in a row without compiled code, after which no more is tried
@@ -96,8 +96,8 @@ class CompiledUpdate:
 def _hindrance(optimizer: Any) -> str:
     """Why this update is left as it is; "" where nothing is in the way."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            return "the script keeps its learning rate in a tensor"
+        if why := no_number(group["lr"]):
+            return why
         for p in group["params"]:
             if p.grad is None:
                 continue

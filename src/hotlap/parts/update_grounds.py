@@ -7,11 +7,13 @@ import operator
 from itertools import chain
 from typing import Any
 
+import numpy
 import torch
 
 from hotlap.parts.tensor_places import Places
 
-READS_LR = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")  # from a tensor
+# From a tensor. Not RAdam, which takes differences of nearly equal numbers: in float32, as on a device, it goes wrong.
+READS_LR = ("Adam", "AdamW", "NAdam", "Adamax", "RMSprop", "ASGD", "Rprop", "Adadelta")
 KINDS = ("SGD", *READS_LR)
 
 
@@ -106,6 +108,13 @@ def in_main_memory(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
 
 def device_of(optimizer: Any) -> torch.device:
     return next(p.device for p in weights_of(optimizer) if p.grad is not None)
+
+
+def no_number(rate: Any) -> str:
+    """Why a learning rate is left to torch; "" where it is a plain number."""
+    if isinstance(rate, torch.Tensor):
+        return "the script keeps its learning rate in a tensor"
+    return "" if isinstance(rate, int | float | numpy.floating) else "its learning rate is no plain number"
 
 
 def unfit(optimizer: Any) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hotlap.source.bodies import constant, method, own_nodes, receiver
+from hotlap.source.bodies import constant, method, receiver
 from hotlap.source.callers import parameters
 from hotlap.source.edits import can_wrap
 from hotlap.source.handed_on import OF_PYTHON, READING, SIZES, VIEWS, WORK, handed_on
@@ -41,10 +41,10 @@ class Readings:
 
 def readings(source: Source, found: Pass) -> Readings | None:
     """The first statements after a pass that do nothing but work with its results, if they read any."""
-    if _leans_on_waiting(source):
+    if leans_on_waiting(source):
         return None
     run = _Run(source, found)
-    for statement in _after(source, found):
+    for statement in after(source, found):
         if not run.goes_on_with(statement):
             if run.reads:
                 break
@@ -60,57 +60,13 @@ def readings(source: Source, found: Pass) -> Readings | None:
     return None
 
 
-def single_reads(source: Source, found: Pass, beside: Readings | None) -> Iterator[ast.Call]:
-    """`loss.item()` in what else is done: `losses.append(loss.item())`, in every step or now and then."""
-    taken = beside.statements if beside is not None else ()
-    if not _leans_on_waiting(source):
-        yield from _reads_in(source, found, _after(source, found), taken, set())
-
-
-def _reads_in(
-    source: Source, found: Pass, block: list[ast.stmt], taken: Sequence[ast.stmt], handed: set[str]
-) -> Iterator[ast.Call]:
-    """`handed`: names of tensors that others could have changed before."""
-    for statement in block:
-        if isinstance(statement, ast.If):
-            yield from _reads_of(source, found, statement.test, handed)
-            for part in (statement.body, statement.orelse):
-                yield from _reads_in(source, found, part, taken, set(handed))
-        elif isinstance(statement, ast.With):
-            yield from _reads_in(source, found, statement.body, taken, set(handed))
-        elif statement not in taken and isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.Return):
-            yield from _reads_of(source, found, statement, handed)
-        handed |= handed_on(source, statement, {*found.results, *found.inputs})
-
-
-def _reads_of(source: Source, found: Pass, whole: ast.stmt | ast.expr, handed: set[str]) -> Iterator[ast.Call]:
-    for node in own_nodes(source, whole):
-        if not isinstance(node, ast.Call) or method(node) != "item" or node.args or node.keywords:
-            continue
-        name = spelling(receiver(node))
-        is_known = name in found.results and name not in handed
-        if is_known and not _is_put_off(source, node, whole) and not _is_shown_as_written(source, node):
-            yield node
-
-
-def _after(source: Source, found: Pass) -> list[ast.stmt]:
+def after(source: Source, found: Pass) -> list[ast.stmt]:
+    """What a step does after its pass."""
     block = source.block(found.last)
     return block[block.index(found.last) + 1 :]
 
 
-def _is_put_off(source: Source, node: ast.AST, whole: ast.stmt | ast.expr) -> bool:
-    """Whether something in the midst of a statement decides when, and how often, it is done."""
-    between = [*itertools.takewhile(lambda one: one is not whole, source.ancestors(node)), whole]
-    return any(isinstance(one, ast.IfExp | ast.BoolOp | ast.Lambda | _COMPREHENSION) for one in between)
-
-
-def _is_shown_as_written(source: Source, node: ast.AST) -> bool:
-    """`f"{loss.item()=}"`, where Python puts the text before the equals sign into the string."""
-    strings = (one for one in source.ancestors(node) if isinstance(one, ast.JoinedStr))
-    return any(".item" in str(constant(part)) for string in strings for part in string.values)
-
-
-def _leans_on_waiting(source: Source) -> bool:
+def leans_on_waiting(source: Source) -> bool:
     """Whether a file has work whose end nobody waits for but a read: times between events, and copies to the host that
     are not waited for."""
     calls = (node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
@@ -129,8 +85,8 @@ def _goes_to_host(call: ast.Call) -> bool:
 def _handed_on_before(source: Source, found: Pass, statement: ast.stmt) -> set[str]:
     """Results and inputs of a pass that somebody else has got hold of by then. `dist.all_reduce(loss)` and what is done
     to `loss.data` leave no trace in the tensor itself."""
-    after, names = _after(source, found), {*found.results, *found.inputs}
-    return set().union(*(handed_on(source, one, names) for one in after[: after.index(statement)]))
+    rest, names = after(source, found), {*found.results, *found.inputs}
+    return set().union(*(handed_on(source, one, names) for one in rest[: rest.index(statement)]))
 
 
 class _Run:

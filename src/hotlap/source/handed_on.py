@@ -27,7 +27,7 @@ _LOOKING = {*OF_PYTHON, "print"}
 VIEWS = {"T", "data"}
 
 
-def handed_on(source: Source, statement: ast.stmt, names: set[str]) -> set[str]:
+def handed_on(source: Source, statement: ast.AST, names: set[str]) -> set[str]:
     """The names, of those given, under which somebody else gets hold of a tensor."""
     handed: set[str] = set()
     for node in ast.walk(statement):
