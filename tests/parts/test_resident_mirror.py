@@ -174,6 +174,16 @@ def test_batches_gathered_together_are_as_if_each_had_been_made_alone() -> None:
         copy.deepcopy(written)
 
 
+@pytest.mark.parametrize("grow", [lambda one: one.resize_(64, 64), lambda one: one.resize_as_(torch.empty(64, 64))])
+def test_one_that_is_made_larger_leaves_the_next_alone(grow) -> None:
+    mirror, ones = Mirror(wide_rows(320), CPU), cuts(320, 32)
+    first, second = (mirror.batch(cut)[0]._taken() for cut in ones[:2])
+    before = first.clone(), second.clone()
+    assert grow(first) is first and first.shape == (64, 64) and torch.equal(first[:32], before[0])
+    first.fill_(-1.0)
+    assert torch.equal(second, before[1])
+
+
 def test_their_memory_is_free_when_all_are_gone() -> None:
     mirror, ones = Mirror(wide_rows(320), CPU), cuts(320, 32)
     storage = StorageWeakRef(mirror.batch(ones[0])[0]._taken().untyped_storage())

@@ -46,7 +46,8 @@ class ResidentDataset(Technique):
     Nothing: the same bits in the same order, and the random generators are drawn from alike. A data set that the script
     changes is seen to change. Samples are loaded again at the start of every epoch and now and then, for ever, and
     compared; at the first difference the loader goes on as it was. A single file that is replaced on disk meanwhile may
-    be found late.
+    be found late. Small batches on the device lie in one piece of memory by eights: a part of one that is saved
+    (`torch.save(x[:1])`) takes its neighbours into the file.
 
     ## Claims
     The lists say "load the data into memory" without a figure. Speed records on CIFAR-10 keep everything on the device.

@@ -1,24 +1,29 @@
-"""A piece of a larger storage that is written and copied as if it had one of its own: torch's own way is to take the
-whole storage along, so that a file would hold more than the script has put into it."""
+"""A piece of a larger storage that is written, copied and made larger as if it had one of its own. Torch's own way is
+to take the whole storage along, so that a file would hold more than the script has put into it, and to grow in place,
+over the next piece."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from typing import Any
 
 import torch
 
-_OWN = ("__reduce_ex__", "__deepcopy__")
+_RESIZING = ("resize_", "resize_as_")
+_OWN = ("__reduce_ex__", "__deepcopy__", *_RESIZING)
 
 
-def pickled_alone(piece: torch.Tensor) -> None:
+def left_alone(piece: torch.Tensor) -> None:
     lone = _Lone(piece)
-    vars(piece).update({"__reduce_ex__": lone.reduce, "__deepcopy__": lone.deepcopy})
+    own = lone.reduce, lone.deepcopy, *(functools.partial(lone.resize, name) for name in _RESIZING)
+    vars(piece).update(zip(_OWN, own, strict=True))
 
 
 class _Lone:
-    """Stands before a tensor's own ways to be pickled and copied; holds it weakly, since the tensor holds this."""
+    """Stands before a tensor's own ways to be pickled, copied and resized; holds it weakly, since the tensor holds
+    this."""
 
     __slots__ = ("_piece",)
 
@@ -30,6 +35,14 @@ class _Lone:
 
     def deepcopy(self, memo: Any) -> Any:
         return copy.deepcopy(self._alone(), memo)
+
+    def resize(self, name: str, *sizes: Any, **how: Any) -> Any:
+        piece: Any = self._piece()
+        for own in _OWN:
+            vars(piece).pop(own, None)
+        if piece.is_leaf:
+            piece.data = piece.detach().clone()
+        return getattr(piece, name)(*sizes, **how)
 
     def _alone(self) -> torch.Tensor:
         piece: Any = self._piece()

@@ -11,7 +11,7 @@ import torch
 
 from hotlap.parts.current_queue import Queue, current_queue, stream_of
 from hotlap.parts.known_order import Cut, Order
-from hotlap.parts.lone_pieces import pickled_alone
+from hotlap.parts.lone_pieces import left_alone
 from hotlap.parts.waiting_tensor import Waiting
 
 _UNMOVED = 16  # batches in a row that the script did not move to the device
@@ -84,7 +84,7 @@ class _Ahead:
         if queue != self._queue or torch.is_inference_mode_enabled() is not self._is_inference:
             return None
         for one in found:
-            pickled_alone(one)
+            left_alone(one)
         return found
 
 
