@@ -164,6 +164,13 @@ def test_an_overflowing_step_is_skipped(apply) -> None:
     assert not torch.equal(model.head.bias, before[-1])
 
 
+@pytest.mark.parametrize(("instructions", "helps"), [((), True), (("avx2", "bf16"), True), (("avx2", "avx512"), False)])
+def test_a_processor_without_the_units_is_spared_a_trial(instructions: tuple[str, ...], helps: bool) -> None:
+    root = RootFacts("Net", 9, {}, False, False, (2,), ("float32",), None, False, None)
+    found = find("mixed-precision").settings(Run("2.13", "cpu", roots=[root], instructions=instructions))
+    assert isinstance(found, CannotHelp) is not helps
+
+
 @pytest.mark.parametrize(
     ("device", "capability", "closure", "tried"),
     [

@@ -8,6 +8,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -125,7 +126,8 @@ def test_says_what_it_could_gain(technique: Technique, run_before) -> None:
     needs(technique, "settings")
     runnable(technique)
     before = run_before(technique)
-    run, tries = before.run, technique.settings(before.run)
+    run = replace(before.run, instructions=())  # whatever processor this is
+    tries = technique.settings(run)
     reason = folder(technique) / "cannot_help.txt"  # of advice that only gives figures
     if reason.exists():
         assert re.search(reason.read_text().strip(), getattr(tries, "reason", "")), tries

@@ -93,6 +93,8 @@ class MixedPrecision(Technique):
             return CannotHelp(aside)
         if any(root.parameter_dtypes != ("float32",) for root in run.roots):
             return CannotHelp("the model's parameters are not plain float32: its precision was chosen on purpose")
+        if run.device == "cpu" and run.instructions and "bf16" not in run.instructions:
+            return CannotHelp("this processor has no units for bf16: torch would imitate it, which takes longer")
         if run.device != "cuda" or run.device_capability >= (8, 0):
             dtype = "bfloat16"
         elif any(optimizer.closure for optimizer in run.optimizers):

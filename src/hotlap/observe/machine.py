@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import platform
@@ -59,7 +60,7 @@ class Machine:
             cpu=_cpu_name(cpuinfo),
             cores=usable_cores(root),
             memory_bytes=usable_memory(root),
-            instructions=_instructions(cpuinfo),
+            instructions=instructions_of(cpuinfo),
             gpus=_nvidia_gpus(nvml or _nvml(root)) or _amd_gpus(root),
             cards=_cards(root),
             os=f"{platform.system()} {platform.release()}",
@@ -200,7 +201,13 @@ def _cpu_name(cpuinfo: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\((R|TM)\)", "", name)).strip()
 
 
-def _instructions(cpuinfo: str) -> tuple[str, ...]:
+@functools.lru_cache(maxsize=1)
+def own_instructions() -> tuple[str, ...]:
+    """Of this machine's processor, which stays the same."""
+    return instructions_of(_text(Path("/proc/cpuinfo")))
+
+
+def instructions_of(cpuinfo: str) -> tuple[str, ...]:
     found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     here = set(found[1].split()) if found else set()
     return tuple(dict.fromkeys(name for flag, name in FLAGS.items() if flag in here))

@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+from hotlap.observe.machine import own_instructions
 from hotlap.observe.memory import free_memory
 from hotlap.observe.meters import cpu_seconds, peak_resident_bytes, queue_seconds, shm_room
 
@@ -31,6 +32,7 @@ class Process:
             "queue_seconds": queue_seconds(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             "threads": torch.get_num_threads(),
+            "instructions": own_instructions(),
             "peak_bytes": int(torch.cuda.max_memory_allocated()) if cuda_is_used else peak_resident_bytes(),
             "free_bytes": free_memory(),
             "shm_free_bytes": shm_room()[1],

@@ -179,6 +179,7 @@ class Run:
     startup_seconds: float = 0.0  # from launch to the first step
     cores: int = 1
     threads: int = 1
+    instructions: tuple[str, ...] = ()  # that the processor is known to have; none = not known
     free_bytes: int = 0  # of main memory; 0 = not known
     shm_free_bytes: int = 0  # of /dev/shm, where batches of loader workers wait
     device_capability: tuple[int, ...] = ()
