@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,3 +104,19 @@ def run_script(trials: Trials):
         return trials.run(Order(name=str(path), choices=[choice.to_json() for choice in choices], **order))
 
     return run
+
+
+class Leaving(Exception):
+    """Of a script whose machine is wanted back."""
+
+
+@pytest.fixture
+def told_to_leave():
+    """Tells it, by a signal whose handler raises `Leaving`."""
+
+    def handler(*_) -> None:
+        raise Leaving("save and leave")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield lambda *_, **__: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)

@@ -100,6 +100,18 @@ def train(model: nn.Module, sizes=(16,) * 8, dtype=torch.float32) -> list[float]
     return losses
 
 
+def test_an_error_of_a_signal_handler_amid_compiling_is_the_scripts(apply, told_to_leave, monkeypatch) -> None:
+    def backend(graph, inputs):
+        told_to_leave()
+        return graph
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: torch._dynamo.optimize(backend)(function))
+    patch = apply("compiled-model", WHOLE)
+    with pytest.raises(Exception, match="save and leave"):
+        train(network())
+    assert patch.joints.withdrawn == []
+
+
 @pytest.mark.parametrize("setting", [WHOLE, BLOCK, GRAPHS], ids=str)
 def test_the_training_is_the_same_and_compiled(apply, setting: dict) -> None:
     plain = network()

@@ -705,6 +705,14 @@ def test_modules_that_are_not_recorded(kind, words) -> None:
     assert steady_module.why_not_recorded(layers(), "cpu") == ""
 
 
+def test_an_error_of_a_signal_handler_amid_recording_is_the_scripts(told_to_leave, monkeypatch) -> None:
+    _, model, captured, graphs = twins()
+    monkeypatch.setattr(type(graphs()), "record", told_to_leave)
+    with pytest.raises(Exception, match="save and leave"):
+        trained(model, through(captured, model))
+    assert captured.refused == ""
+
+
 def test_an_error_in_recording_costs_nothing_but_the_recording() -> None:
     plain, model, captured, graphs = twins()
     graphs.error = "operation not permitted when stream is capturing\nand so on"

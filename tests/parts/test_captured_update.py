@@ -256,6 +256,14 @@ def test_undone_in_the_middle() -> None:
     assert not ours._optimizer_state_dict_post_hooks and not ours._optimizer_load_state_dict_pre_hooks
 
 
+def test_an_error_of_a_signal_handler_amid_recording_is_the_scripts(told_to_leave) -> None:
+    _, (model, ours, captured, recorder) = pair()
+    recorder.record = told_to_leave
+    with pytest.raises(Exception, match="save and leave"):
+        train(model, ours, 10, captured=captured)
+    assert captured.refused == ""
+
+
 def test_a_recording_that_fails_leaves_the_step_to_torch() -> None:
     (plain, theirs), (model, ours, captured, recorder) = pair()
     recorder.error = "operation not permitted when stream is capturing\nmore"

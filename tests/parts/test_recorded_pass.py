@@ -382,6 +382,14 @@ def test_a_counter_in_the_model_counts_every_step() -> None:
     assert model.calls == STEPS and "calls changes" in own.refused
 
 
+def test_an_error_of_a_signal_handler_amid_recording_is_the_scripts(told_to_leave) -> None:
+    _, model, own, recorder = pair()
+    recorder.record = told_to_leave
+    with pytest.raises(Exception, match="save and leave"):
+        train(model, own)
+    assert own.refused == ""
+
+
 def test_a_recording_that_breaks_leaves_the_step_to_the_script() -> None:
     plain, model, own, recorder = pair(dropped=0.5)
     recorder.error = "operation not permitted when stream is capturing\nand more"

@@ -174,6 +174,7 @@ class _Compiled:
 
         from hotlap.parts.compilable import is_interpreted
         from hotlap.parts.compiled_call import CompiledCall, is_compilers
+        from hotlap.parts.interruptions import pass_on
 
         roots, root = self._patch.joints.roots, self._root()
         is_other = not module.training or not torch.is_grad_enabled() or root not in roots.found
@@ -190,6 +191,7 @@ class _Compiled:
         try:
             out = self._call(module, args, kwargs)
         except Exception as error:
+            pass_on(error)
             if self._call.has_run or not is_compilers(error):
                 raise
             self._patch.withdraw(f"{type(error).__name__}: {error}".split("\n")[0])

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
+from hotlap.parts.interruptions import pass_on
 from hotlap.parts.packed import Packed
 from hotlap.parts.reach import Unfit
 from hotlap.parts.recorded_call import CannotRecord, PlainCall, Proceed, RecordedCall, Ticket
@@ -182,6 +183,7 @@ class CapturedCalls:
             self._give_up(str(error))
             return None
         except Exception as error:  # whatever the module raises where nothing is carried out
+            pass_on(error)
             self._give_up(f"its calls cannot be recorded: {type(error).__name__}: {error}".splitlines()[0])
             return None
         kind.calls.append(call)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder
+from hotlap.parts.interruptions import pass_on
 from hotlap.parts.tensor_places import Places
 
 _STEADY = 3  # calls with everything in the same places before one is recorded
@@ -129,6 +130,7 @@ class CapturedClip:
             self._give_up(_NO_MEMORY)
             return plain()
         except Exception as error:  # whatever torch raises where nothing is carried out
+            pass_on(error)
             self._give_up(f"clipping cannot be recorded: {type(error).__name__}: {error}".splitlines()[0])
             return plain()
         self._recordings += 1

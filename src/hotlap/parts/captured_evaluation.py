@@ -22,6 +22,7 @@ from torch.nn.modules import module as torch_module
 
 from hotlap.parts.captured_calls import Alone, forward_settings, has_room, is_plain_tensor, plain_call
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder, watched_by
+from hotlap.parts.interruptions import pass_on
 from hotlap.parts.packed import Packed
 from hotlap.parts.reach import Unfit
 from hotlap.parts.recorded_call import Proceed, copy, generator_of, recorded_work
@@ -128,6 +129,7 @@ class CapturedEvaluation:
                 raise Unfit("memory is short")
             recording = _Recording(self._new_recorder(), plain)
         except Exception as error:  # whatever the module raises where nothing is carried out
+            pass_on(error)
             self._leave_alone(kind, str(error))
             return plain()
         self._recordings[kind] = recording

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder
+from hotlap.parts.interruptions import pass_on
 from hotlap.parts.update_grounds import (
     READS_LR,
     UpdateGrounds,
@@ -155,6 +156,7 @@ class CapturedUpdate:
         try:
             replay = self._recorder.record(update, parameters[0].device)
         except Exception as error:  # whatever torch raises where nothing is carried out
+            pass_on(error)
             self._give_up(optimizer, f"the update cannot be recorded: {type(error).__name__}: {error}".splitlines()[0])
             return plain()
         self._recordings += 1

@@ -17,7 +17,7 @@ import torch
 
 from hotlap.parts.captured_calls import Alone
 from hotlap.parts.compilable import graphs_made, is_interpreted
-from hotlap.parts.interruptions import interruption
+from hotlap.parts.interruptions import pass_on
 from hotlap.parts.replay_proof import Proof
 from hotlap.parts.update_grounds import kind_of, state_of, unfit, weights_of
 
@@ -88,8 +88,7 @@ class CompiledForm:
         except Exception as error:  # of the compiler, or for want of memory; the plain update's own comes once more
             torch._foreach_copy_(places, before)
             del before, made
-            if (scripts := interruption(error)) is not None:
-                raise scripts from None
+            pass_on(error)
             return self._done(plain, f"the update cannot be compiled: {type(error).__name__}: {error}".splitlines()[0])
         if math.isnan(apart):  # what overflows tells nothing, and what was compiled for it is there
             self.is_proven = False

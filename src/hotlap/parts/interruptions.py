@@ -9,13 +9,12 @@ from types import CodeType, TracebackType
 from typing import Any
 
 
-def interruption(error: BaseException) -> BaseException | None:
-    """What such a handler has raised, under whatever it was wrapped into on its way."""
+def pass_on(error: BaseException) -> None:
+    """Raises what such a handler has raised, under whatever it was wrapped into on its way; else nothing happens."""
     handlers = set(filter(None, (_code_of(signal.getsignal(number)) for number in signal.valid_signals())))
     for one in _wrapped(error):
         if handlers and any(code in handlers for code in _codes(one.__traceback__)):
-            return one
-    return None
+            raise one from None
 
 
 def _code_of(handler: Any) -> CodeType | None:

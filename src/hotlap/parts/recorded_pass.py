@@ -31,6 +31,7 @@ import torch
 from hotlap.parts.compilable import graphs_made, interpreted
 from hotlap.parts.early_results import Handed, Made, can_be_read
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
+from hotlap.parts.interruptions import pass_on
 from hotlap.parts.listening import listening
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_listeners import Listeners, Nobody
@@ -258,6 +259,7 @@ class RecordedPass:
             with listeners.recording():
                 recording = recording_of(call.function, call.inputs, call.leaves, self._recorder, device)
         except Exception as error:  # whatever the script raises where nothing is carried out
+            pass_on(error)
             reason = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
             self._give_up(f"it cannot be recorded: {reason.splitlines()[0]}")
             return call.plain()
