@@ -31,6 +31,7 @@ class Turns:
         self.blocks: list[tuple[bool, list[float]]] = []  # whether frozen, and the seconds of each step
         self.drawn = self.handed_again = 0
         self.next_seconds: list[float] = []  # of the host, in each timed step that draws
+        self.waited_seconds: list[float] = []  # of those, how many its thread had no work, or no leave to do it
         self.kept: dict[int, list[Any]] = {}  # batches of each loader
         self._marks: Marks | None = None  # while a block is timed
         self._is_attached = False
@@ -75,8 +76,8 @@ class Turns:
         self.blocks.append((self.is_frozen, self._marks.between()))
         self._marks = None
         if len(self.blocks) == self.order["turns"] * len(PATTERN):
-            found = {"blocks": self.blocks, "drawn": self.drawn, "handed_again": self.handed_again}
-            found["next_seconds"] = self.next_seconds
+            found: dict[str, Any] = {"blocks": self.blocks, "drawn": self.drawn, "handed_again": self.handed_again}
+            found |= {"next_seconds": self.next_seconds, "waited_seconds": self.waited_seconds}
             with open(self.order["path"] + ".part", "w") as file:
                 json.dump(found, file)
             os.replace(self.order["path"] + ".part", self.order["path"])
@@ -113,11 +114,13 @@ class Drawn:
         return kept[turns.handed_again % len(kept)]
 
     def _drawn(self) -> Any:
-        turns, began = self._turns, time.perf_counter()
+        turns, began, began_work = self._turns, time.perf_counter(), time.thread_time()
         batch = next(self._iterator)
+        worked, took = time.thread_time() - began_work, time.perf_counter() - began
         turns.drawn += 1
         if turns.is_timed and not turns.is_frozen:
-            turns.next_seconds.append(time.perf_counter() - began)
+            turns.next_seconds.append(took)
+            turns.waited_seconds.append(max(0.0, took - worked))
         return batch
 
 

@@ -72,13 +72,14 @@ def blocks_of(given: argparse.Namespace) -> dict[str, Any]:
     if not found["handed_again"]:
         raise SystemExit(f"no loader of {script.name} could be kept from drawing: it has none, or trains on none")
     found["blocks"] = [(is_frozen, float(f"{level(steps):.4g}")) for is_frozen, steps in found["blocks"]]
-    found["next_seconds"] = _quartiles(found["next_seconds"])
+    for name in ("next_seconds", "waited_seconds"):
+        found[name] = _quartiles(found[name])
     found["said"] = unedited.said(ending)
     return found
 
 
 def _quartiles(seconds: Sequence[float]) -> list[float]:
-    """What the script's own thread spends on a batch, waiting or not."""
+    """Of what the script's own thread spends on a batch, or waits for it: asleep, or held up by another thread."""
     return [float(f"{one:.4g}") for one in statistics.quantiles(seconds, n=4)]
 
 
@@ -146,7 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f"{figures.seconds(made.drawn_seconds)} a step with its data, {figures.seconds(made.frozen_seconds)} without:"
         f" {made.ratio:.3f} ({bounds}) times as long for them; the script's thread has a batch after"
-        f" {figures.seconds(found['next_seconds'][1])} (median)"
+        f" {figures.seconds(found['next_seconds'][1])} (median),"
+        f" {figures.seconds(found['waited_seconds'][1])} of them waited for"
     )
     print(f"wrote {path}", file=sys.stderr)
     return 0

@@ -64,6 +64,7 @@ def test_blocks_take_turns_and_tests_come_to_their_end(
     assert [sorted(set(block[3:])) for block in blocks[:4]] == [[0, 8, 16], [8, 16], [8, 16], [0, 8, 16]]
     assert all(block[3 + len(set(block[3:])) :] == block[3 : -len(set(block[3:]))] for block in blocks), "in turns"
     assert found["handed_again"] == 36 and found["next_seconds"] == sorted(found["next_seconds"])
+    assert all(waited <= took for waited, took in zip(found["waited_seconds"], found["next_seconds"], strict=True))
     assert str(tmp_path) not in path.read_text()
     assert found["techniques"] == how[1:] and "times as long for them" in capsys.readouterr().out
 
