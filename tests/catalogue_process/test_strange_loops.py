@@ -4,6 +4,7 @@ like a graph knows numbers and addresses only."""
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import types
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def loops() -> dict[str, Path]:
     found = {}
     for path in sorted(HERE.glob("strange_*.py")):
         for line in path.read_text().splitlines():
-            if line.startswith("def ") and line.endswith("():") and line != "def batches():":
+            if line.startswith("def ") and line.endswith("():") and line not in ("def batches():", "def pair():"):
                 found[line[4:-3]] = path
     return found
 
@@ -45,7 +46,6 @@ LOOPS = loops()
 WITHOUT = {  # passes that are not recorded, and what is said of them
     "a_penalty_now_and_then": "",
     "two_passes_a_step": "",
-    "a_last_cycle_that_is_shorter": "gradients are added up",
 }
 
 
@@ -79,6 +79,7 @@ class Trained:
         grads = [p.grad for p in model.parameters()]
         self.values = [log, dict(model.state_dict()), grads, optimizer.state_dict(), torch.get_rng_state()]
         self.passes = next(iter(recorded_pass._passes.values()), None)
+        self.all_passes = list(recorded_pass._passes.values())
 
     def __eq__(self, other: Any) -> bool:
         ones, others = tree_leaves(self.values), tree_leaves(other.values)
@@ -132,3 +133,22 @@ def test_without_a_look_at_what_changes_they_would_differ(name: str, monkeypatch
     expected = plain(name)
     monkeypatch.setattr(Grounds, "hold", lambda self, function: True)
     assert expected != Trained(name, *WRITTEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "replays"),
+    [
+        ("a_maker_and_its_judge", [20, 20]),
+        ("a_judge_and_then_its_maker", [20, 20, 0]),  # the last goes back into what is not recorded
+        ("judges_of_two_makers", [20, 20, 20]),
+        ("a_maker_now_and_then", [60, 10]),
+        ("four_passes_to_an_update", [40]),
+    ],
+)
+def test_each_pass_of_a_step_is_recorded(name: str, replays: list[int]) -> None:
+    ours = Trained(name, CAPTURED, *WRITTEN)
+    found = [one.replays for one in ours.all_passes]
+    assert len(found) == len(replays) and all(map(operator.ge, found, replays)), (
+        found,
+        [one.refused for one in ours.all_passes],
+    )

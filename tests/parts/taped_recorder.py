@@ -52,7 +52,7 @@ class Tape(TorchDispatchMode):
         return value.detach() if self._owns(value) or value.dim() == 0 else _Outside(value)
 
     def _owns(self, tensor: torch.Tensor) -> bool:
-        return any(_place(tensor) in tape._made for tape in (self, *self._tapes))
+        return _place(tensor) in self._made
 
     def _keep(self, tensor: Any) -> None:
         """The values of what was there before, since nothing is carried out by recording it."""

@@ -237,28 +237,6 @@ def test_a_rate_that_changes_is_none_of_its_business() -> None:
     assert own.replays > 10
 
 
-def test_gradients_that_are_added_up_are_left_alone() -> None:
-    def trained(model, own):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = own.run if own is not None else lambda function, inputs: function(*inputs)
-        for number in range(40):
-            x, y = batch(number)
-
-            def one_pass(x, y):
-                loss = F.cross_entropy(model(x), y)
-                loss.backward()
-                return loss
-
-            run(one_pass, (x, y))
-            if number % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-
-    plain, model, own, _ = pair(normed=False)
-    trained(plain, None), trained(model, own)
-    assert same(plain, model)
-
-
 def test_gradients_cleared_outside_and_gradients_that_are_kept() -> None:
     def trained(model, own, kept):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -8,10 +8,14 @@ from hotlap.source.fix import rewritten
 from hotlap.source.module import Source
 from hotlap.source.straight_passes import Pass, straight_passes
 
-HEAD = """import torch
+HEAD = """import random
+import numpy
+import torch
 import torch.nn.functional as F
 from torch.cuda.amp import autocast
 model = torch.nn.Linear(2, 2).cuda()
+judge = torch.nn.Linear(2, 1).cuda()
+for_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
@@ -38,6 +42,16 @@ def found(body: str, around: str = "def train(loader):\n    for x, y in loader:\
         ("optimizer.zero_grad()\nx, y = x.cuda(), y.cuda()\n(model(x) - y).mean().backward()\nlog(y)", "x y", "y"),
         ("state = model(state, x)\nstate.mean().backward()", "state x", "state"),
         ("a, b = model(x), y\n(a - b).mean().backward()\nlog(b)", "x y", "b"),
+        ("loss = model(x).mean() if len(x) else y\nloss.backward()", "x y", ""),
+        ("if len(x):\n    model(x).mean().backward()", "x", ""),
+        ("model(*x).mean().backward()", "x", ""),
+        (
+            "out = model(x)\nif a.b:\n    loss = out.sum()\nelse:\n    loss = out.mean()\nloss.backward()\nlog(loss)",
+            "x",
+            "loss",
+        ),
+        ("out = model(x)\nif args.sums:\n    a = out * y\n    out = a + 1\nout.mean().backward()", "x y", ""),
+        ("z = numpy.random.rand(2)\nout = model(x, z)\nout.mean().backward()", "x z", ""),
     ],
 )
 def test_passes_with_what_goes_in_and_comes_out(body: str, inputs: str, results: str) -> None:
@@ -55,10 +69,18 @@ def test_passes_with_what_goes_in_and_comes_out(body: str, inputs: str, results:
         ("loss = model(x).mean() * float(y.sum())\nloss.backward()", "waits for the device"),
         ("loss = logger.log('step', model(x)).mean()\nloss.backward()", "tells somebody"),
         ("loss = sum(model(one).mean() for one in x)\nloss.backward()", "decided by Python"),
-        ("loss = model(x).mean() if len(x) else 0\nloss.backward()", "decided by Python"),
-        ("if len(x):\n    model(x).mean().backward()", "more than the loop"),
+        ("if len(x):\n    with torch.no_grad():\n        model(x).mean().backward()", "more than the loop"),
+        ("for part in x:\n    model(part).mean().backward()", "more than the loop"),
         ("try:\n    model(x).mean().backward()\nexcept RuntimeError:\n    pass", "more than the loop"),
-        ("model(x).mean().backward()\nmodel(y).mean().backward()", "more than once"),
+        (
+            "out = model(x)\nif y:\n    extra = out.std()\nelse:\n    out = out * 2\nout.mean().backward()\nlog(extra)",
+            "extra",
+        ),
+        (
+            "if x:\n    state = y\nif y:\n    out = model(x, state)\nelse:\n    out = model(x)\nout.backward()",
+            "may not be set",
+        ),
+        ("loss = model(x).mean() + random.random()\nloss.backward()", "draws on the host"),
         ("loss = model(x).mean()\nloss.backward(retain_graph=True)", "told how to go"),
         ("kept['out'] = model(x)\nkept['out'].mean().backward()", "other code may see"),
         ("kept.out = model(x)\nkept.out.mean().backward()", "other code may see"),
@@ -143,3 +165,78 @@ for x, y in [(1, 2)]:
     assert [old[result.lines[number] - 1].strip() for number in moved] == ["loss = model(x).mean()  # fails here"]
     (call,) = [number for number, line in enumerate(new, 1) if "recorded(one_pass" in line]
     assert old[result.lines[call] - 1].strip() == "loss.backward()"
+
+
+def several(body: str) -> list[Pass | str]:
+    lines = "\n".join(f"    {line}" for line in body.strip("\n").split("\n"))
+    passes = straight_passes(Source(f"{HEAD}\nfor x, y in loader:\n{lines}\n    optimizer.step()\n"))
+    return [one if isinstance(one, Pass) else str(one[1]) for one in passes]
+
+
+ADVERSARIES = """
+optimizer.zero_grad()
+fake = model(x)
+loss = judge(fake).mean()
+loss.backward()
+optimizer.step()
+for_judge.zero_grad()
+told = (judge(y) - judge(fake.detach())).mean()
+told.backward()
+for_judge.step()
+"""
+
+
+def test_passes_of_two_networks_in_turns() -> None:
+    first, second = several(ADVERSARIES)
+    assert isinstance(first, Pass) and (first.number, first.inputs, first.results) == (0, ("x",), ("fake",))
+    assert isinstance(second, Pass) and (second.number, second.inputs, second.results) == (1, ("y", "fake"), ())
+    assert second.given == ("y", "fake.detach()")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ADVERSARIES.replace("fake.detach()", "fake"),
+        ADVERSARIES.replace("for_judge.zero_grad()", "both = fake + 1").replace("fake.detach()", "both"),
+        ADVERSARIES.replace("for_judge.zero_grad()", "kept.append(fake)").replace("fake.detach()", "kept[0]"),
+        ADVERSARIES.replace("for_judge.zero_grad()", "kept['fake'] = fake").replace("fake.detach()", "kept['fake']"),
+        ADVERSARIES.replace("model(x)", "model(x, told)").replace("optimizer.step()", "pass", 1) + "fake = fake + 1",
+    ],
+)
+def test_a_pass_that_another_goes_back_through_is_left_alone(body: str) -> None:
+    found = several(body)
+    assert any(isinstance(one, str) and "goes back through" in one for one in found), found
+
+
+def test_a_name_that_stands_for_something_else_by_then() -> None:
+    body = ADVERSARIES.replace("told", "loss").replace("fake.detach()", "x")
+    assert all(isinstance(one, Pass) for one in several(body))
+
+
+def test_what_clears_gradients_may_be_a_function() -> None:
+    text = (
+        HEAD
+        + """
+def reset_grad():
+    optimizer.zero_grad()
+    for_judge.zero_grad()
+
+def forget():
+    optimizer.zero_grad()
+    seen.clear()
+
+for x, y in loader:
+    loss = model(x).mean()
+    reset_grad()
+    loss.backward()
+    optimizer.step()
+
+for x, y in loader:
+    loss = model(x).mean()
+    forget()
+    loss.backward()
+    optimizer.step()
+"""
+    )
+    first, second = straight_passes(Source(text))
+    assert isinstance(first, Pass) and not isinstance(second, Pass)

@@ -29,7 +29,9 @@ class CapturedPass(Technique):
     small model computes faster than the host can start its kernels: the GPU waits for Python. A CUDA graph records all
     kernels of a pass once, and then the host starts the whole of it with a single call. The statements of the loop from
     `zero_grad` or the model's call to `backward` become a function of their own, in memory; the update stays outside,
-    where the fused optimizer's kind `captured` makes a second graph of it. A model that `compiled-model` has compiled
+    where the fused optimizer's kind `captured` makes a second graph of it. A step may have several such passes, as two
+    networks in turns have, and several of them may add up to one update: a recording adds to the gradients it finds,
+    as long as they are the ones it was made with. A model that `compiled-model` has compiled
     in its mode `default` is recorded as compiled: fewer kernels, and one launch for all of them.
 
     What a step shows is read from the middle of it. `loss.item()` waits for everything that is queued, backward and
@@ -40,16 +42,17 @@ class CapturedPass(Technique):
 
     ## When it does not help
     Where the GPU is busy all the time there is nothing to save: large models and large batches. It needs a loop whose
-    pass is straight-line code: no `if`, no loop, no `.item()` between forward and backward, a single backward. A pass
-    is given up, with the reason, where it waits for the device, computes or draws on the host, prints, leaves something
-    behind in Python (a counter, a list), has hooks, adds up gradients over several steps, or rests on what changes
-    from step to step. Reads are left as they are where a statement does more than that, calls a function of the script,
-    or makes a tensor that is used elsewhere; where other code was given the loss before, as `all_reduce(loss)`; and in
-    files that measure by `elapsed_time` or copy to the host without waiting, since a read may be all that waits for
-    those. Each shape of inputs has a graph of its own, three at most; a smaller last
-    batch runs as it is until it has come often enough. A recording keeps the memory of its activations for itself,
-    about as much as a step needs on top of the weights. What the script gets back are copies without a graph of their
-    own.
+    passes are straight-line code: no loop and no `.item()` between forward and backward, and no `if` that decides
+    whether something is set. What a pass hands on has no graph, so one that another pass goes back through is left as
+    it is. A pass is given up, with the reason, where it waits for the device, computes or draws on the host, prints,
+    leaves something behind in Python (a counter, a list), has hooks, adds to gradients that are made anew by a pass
+    without a recording, or rests on what changes from step to step. Reads are left as they are where a statement does
+    more than that, calls a function of the script, or makes a tensor that is used elsewhere; where other code was given
+    the loss before, as `all_reduce(loss)`; and in files that measure by `elapsed_time` or copy to the host without
+    waiting, since a read may be all that waits for those. Each shape of inputs has a graph of its own, and another
+    where it adds to gradients, four at most; a smaller last batch runs as it is until it has come often enough. A
+    recording keeps the memory of its activations for itself, about as much as a step needs on top of the weights. What
+    the script gets back are copies without a graph of their own.
 
     ## What changes numerically
     Nothing is meant to: the same kernels run in the same order, and dropout goes on with the same random numbers. Only
@@ -99,17 +102,18 @@ class CapturedPass(Technique):
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         source = site.source
         found = next(one for one in straight_passes(source) if isinstance(one, Pass) and one.first is site.node)
-        yield from wrap_statements(source, found.first, found.last, f"def {_NAME}({', '.join(found.inputs)}):")
-        results, call = ", ".join(found.results), f"{_CALL}({', '.join((_NAME, *found.inputs))})"
+        name = _NAME if not found.number else f"pass_{found.number + 1}"
+        yield from wrap_statements(source, found.first, found.last, f"def {name}({', '.join(found.inputs)}):")
+        results, call = ", ".join(found.results), f"{_CALL}({', '.join((name, *found.given))})"
         unit = indentation_unit(source, found.first)
         lines = [f"{unit}return {results}", f"{results} = {call}"] if results else [call]
         yield from insert_after(source, found.last, "\n".join(lines))
         beside = readings(source, found)
         if beside is not None:
-            header = f"with {_EARLY}({', '.join((_NAME, *beside.names))}):"
+            header = f"with {_EARLY}({', '.join((name, *beside.names))}):"
             yield from wrap_statements(source, beside.statements[0], beside.statements[-1], header)
         for read in single_reads(source, found, beside):
-            yield from replace_node(source, read, f"{_READ}({_NAME}, {source.segment(receiver(read))})")
+            yield from replace_node(source, read, f"{_READ}({name}, {source.segment(receiver(read))})")
         yield from add_import(source, f"from {_PART} import {', '.join(_imported(source))}")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from hotlap.parts.code_names import Closure, names_of, stored
 from hotlap.parts.reach import Reach
 
@@ -23,6 +25,12 @@ class Grounds(Reach):
         self._visit_all(self._cells, self._cells, names, 0)
         self._visit_all(dict(enumerate(given)), range(len(given)), names, 0)
         self._look_into(function, 0)
+
+    def grads(self) -> list[torch.Tensor]:
+        """Of all weights that it knows, as far as they have one now."""
+        return [
+            one.grad for one in dict.fromkeys((*self.tensors, *self.updated)) if one.is_leaf and one.grad is not None
+        ]
 
     def hold(self, function: Any) -> bool:
         """The function is made anew in each step, and its closure with it, which is here only while it is asked."""

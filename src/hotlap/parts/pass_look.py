@@ -29,7 +29,7 @@ class Look(TorchDispatchMode):
         self._lasting = grounds.addresses()
         self._known = self._lasting | {address(one) for one in tensors(inputs)}
         self._weights = {address(one) for one in grounds.tensors if is_weight(one)} - {0}
-        self._grads = {address(one.grad) for one in grounds.tensors if one.is_leaf and one.grad is not None}
+        self._grads = set(map(address, grounds.grads()))
         self._made: set[int] = set()
 
     @classmethod
@@ -40,7 +40,9 @@ class Look(TorchDispatchMode):
         given = tensors((args, kwargs))
         out = function(*args, **(kwargs or {}))
         if not self.reason:
-            is_change = any(address(one) in self._weights for one in written(function, args, kwargs))
+            changed = set(map(address, written(function, args, kwargs)))
+            self._made |= changed & self._grads  # one that is added to, or set to zero, where it lies
+            is_change = not self._weights.isdisjoint(changed)
             self.reason = "it changes its weights" if is_change else self._judged(function, args, given, tensors(out))
         return out
 
@@ -57,8 +59,7 @@ class Look(TorchDispatchMode):
                 return f"it reads a number in main memory, which may change ({name})"
             is_number = tensor.is_cpu and tensor.dim() == 0 and place not in self._known
             if place and not is_number and place not in self._known and place not in self._made:
-                is_adding = name == "add_" and place in self._grads
-                return "gradients are added up" if is_adding else f"it reads a tensor that cannot be followed ({name})"
+                return f"it reads a tensor that cannot be followed ({name})"
         for tensor in made:
             self._made.add(address(tensor))
             if tensor.device.type != self._device and tensor.dim() > 0:

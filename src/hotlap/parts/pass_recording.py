@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from hotlap.parts.added_gradients import Added, note_recorded
 from hotlap.parts.graph_recorder import Moment, Recorder
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import noting_backward, tensors
@@ -29,26 +30,26 @@ class Recording:
     grounds: Grounds
     results: Any
     loss: torch.Tensor
-    weights: list[torch.Tensor]
+    weights: list[torch.Tensor]  # that get a new gradient
     grads: list[torch.Tensor]
-    clears: bool  # whether gradients of the step before are dropped in it
     cleared: list[torch.Tensor]  # the weights whose gradients it only drops
-    unclear: list[torch.Tensor]  # those that had none, so that nobody knows
+    bare: list[torch.Tensor]  # those that had none when it was recorded, whether they get one or not
+    added: Added
     moment: Moment | None  # when the results are there, before it goes back
     proven: int = 0
 
     def __post_init__(self) -> None:
         self._alone: dict[bool, list[int]] = {}  # who has each gradient while the script keeps none; weights do as well
+        note_recorded(self.grads)
         self._storages = [grad.untyped_storage() for grad in self.grads]
         self._stored_at = [storage._cdata for storage in self._storages]
         self.given = tensors(self.results)  # what copies are made of
         self._updated_at = {weight.untyped_storage().data_ptr() for weight in self.weights}
 
     @property
-    def adds(self) -> bool:
-        """Whether the pass would now add to gradients that are there, or drop some that it never met."""
-        doubtful = self.unclear if self.clears else self.weights
-        return any(weight.grad is not None for weight in doubtful)
+    def begins_alike(self) -> bool:
+        """Whether gradients are there, and are not, as they were when it was recorded. What it drops may be either."""
+        return all(weight.grad is None for weight in self.bare) and self.added.are_there
 
     @property
     def is_held(self) -> bool:
@@ -97,17 +98,19 @@ class Recording:
         """What the pass itself gives, how far the graph is from it, and whether gradients had a say in that: where they
         overflow both ways, as a GradScaler lets them, nothing follows from it. Gradients, buffers and random numbers
         are left as the pass itself has left them."""
-        device, known = self.loss.device, self.grounds.tensors
+        device, known = self.loss.device, [*self.grounds.tensors, *self.added.grads()]
         before, losses = _State(known, device), list[Any]()
         with noting_backward(losses.append):
             out = plain()
         after, theirs = _State(known, device), [weight.grad for weight in self.weights]
+        are_added = self.added.are_there  # or autograd has put new ones there
         before.put_back()
         self.play(inputs)
         early = _leaves(self.handed(early=True))  # before anything waits for the end of it
         replayed = _State(known, device)
         is_telling = not (_overflow([*losses, *theirs]) and _overflow([self.loss, *self.grads]))
         difference = max(_difference(theirs, self.grads), _difference(losses, [self.loss])) if is_telling else 0.0
+        difference = difference if are_added else math.inf
         results = _leaves(self.results)
         if _difference(early, results) > 0:
             self.moment = None  # going back changes them, and the script reads them afterwards
@@ -140,8 +143,9 @@ def recording_of(
     trained = [tensor for tensor in dict.fromkeys(grounds.tensors) if tensor.requires_grad]
     weights = list(dict.fromkeys([*trained, *grounds.updated]))
     before = [weight.grad for weight in weights]
+    versions = [grad._version if grad is not None else 0 for grad in before]
     own = [_static(one, device) if isinstance(one, torch.Tensor) else one for one in leaves]
-    fed, seen = _like(inputs, own), _Seen(trained, recorder)
+    fed, seen = _like(inputs, own), _Seen(recorder)
     try:
         with noting_backward(seen):
             replay = recorder.record(lambda: seen.keep(function(*fed)), device)
@@ -154,8 +158,11 @@ def recording_of(
         raise Unfit(f"it leaves something behind: {grounds.why}")
     rows = list(zip(weights, before, after, strict=True))
     filled = [(weight, new) for weight, old, new in rows if new is not None and new is not old]
-    if not filled or any(grad.layout != torch.strided for _, grad in filled):
-        raise Unfit("gradients are sparse" if filled else "no weight gets a gradient from it")
+    kept = zip(rows, versions, strict=True)
+    added = [weight for (weight, old, new), seen_at in kept if old is new is not None and old._version != seen_at]
+    grads = [*(grad for _, grad in filled), *(weight.grad for weight in added)]
+    if not grads or any(grad.layout != torch.strided for grad in grads):
+        raise Unfit("gradients are sparse" if grads else "no weight gets a gradient from it")
     return Recording(
         replay,
         tensors(own),
@@ -165,9 +172,9 @@ def recording_of(
         seen.loss,
         [weight for weight, _ in filled],
         [grad for _, grad in filled],
-        clears=any(old is not None and new is not old for _, old, new in rows),
         cleared=[weight for weight, old, new in rows if old is not None and new is None],
-        unclear=[weight for weight, old, new in rows if old is None and new is None],
+        bare=[weight for weight, old, _ in rows if old is None],
+        added=Added(added),
         moment=seen.moment,
     )
 
@@ -175,23 +182,21 @@ def recording_of(
 class _Seen:
     """What a recording shows of itself while the function runs."""
 
-    def __init__(self, weights: list[torch.Tensor], recorder: Recorder) -> None:
-        self._weights, self._losses, self._adds, self._recorder = weights, [], False, recorder
+    def __init__(self, recorder: Recorder) -> None:
+        self._losses: list[Any] = []
+        self._recorder = recorder
         self.results: Any = None
         self.moment: Moment | None = None
 
     def __call__(self, loss: Any) -> None:
         self.moment = self._recorder.moment()
         self._losses.append(loss)
-        self._adds = self._adds or any(weight.grad is not None for weight in self._weights)
 
     def keep(self, results: Any) -> Any:
         self.results = detached(results)
         return self.results
 
     def judge(self) -> None:
-        if self._adds:
-            raise Unfit("gradients are added up, or set to zero in place")
         if len(self._losses) != 1 or not isinstance(self._losses[0], torch.Tensor):
             raise Unfit("it does not go back just once")
 

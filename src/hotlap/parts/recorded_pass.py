@@ -23,11 +23,12 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from hotlap.parts.added_gradients import Lasting
 from hotlap.parts.compilable import graphs_made, interpreted
 from hotlap.parts.early_results import Handed, Made, can_be_read
 from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
@@ -53,7 +54,7 @@ _UNWATCHED = 2  # passes with inputs of one kind before one is watched
 _UNRECORDED = 4  # passes before one is recorded
 _PROVEN = 2  # replays that are held against the pass itself
 _LIMIT = 1e-3  # how far loss and gradients may be apart, in proportion: 16-bit kernels may add up in another order
-_GRAPHS = 3  # kinds of inputs: the usual batch, a smaller last one
+_GRAPHS = 4  # kinds of passes: the usual batch, a smaller last one; each with gradients to add to and without
 _PATIENCE = 48  # passes in a row without a replay, after which no more is tried
 _TRIED = 8  # recordings after which each must have been worth eight replays
 
@@ -101,7 +102,7 @@ class _Call:
     function: Any
     inputs: Sequence[Any]
     leaves: Sequence[Any]  # of the inputs, which may be lists and dicts
-    kind: Any  # what inputs must have in common to share a graph; None where there can be none
+    kind: Any  # what inputs and gradients must have in common to share a graph; None where there can be none
 
     def plain(self) -> Any:
         return self.function(*self.inputs)
@@ -116,6 +117,7 @@ class RecordedPass:
         self._graphs: dict[Any, Recording] = {}
         self._sightings: Counter[Any] = Counter()
         self._misses = self._recordings = 0
+        self._lasting = Lasting()
         self._why = ""
         self.is_read = False  # whether the script works with its results in every step,
         self.is_asked = False  # or asks for single numbers
@@ -128,14 +130,14 @@ class RecordedPass:
             return function(*inputs)
         leaves, shape = flat(inputs)
         call = _Call(function, inputs, leaves, self._kind(leaves, shape))
-        recording = self._graphs.get(call.kind) if call.kind is not None else None
+        call, recording = self._fitting(call)
         if recording is None:
             return self._slowly(call)
         if not recording.grounds.hold(function):
             self._why = recording.grounds.why
             self._drop(call.kind)
             return self._slowly(call)
-        if recording.adds or any(one.is_held for one in list(self._graphs.values())):  # they share their memory
+        if any(one.is_held for one in list(self._graphs.values())):  # they share their memory
             self._misses += 1
             return call.plain()
         if recording.proven < _PROVEN:
@@ -152,6 +154,22 @@ class RecordedPass:
         elif self.is_asked and recording.moment is not None:
             self.handed = Handed(recording.moment, tensors(results), recording.given)
         return results
+
+    def _fitting(self, call: _Call) -> tuple[_Call, Recording | None]:
+        """What was recorded of its kind. A pass that finds gradients where the recorded one found none, as the second
+        of several that add up to one update, is of another kind."""
+        recording = self._graphs.get(call.kind) if call.kind is not None else None
+        if recording is None or recording.begins_alike:
+            return call, recording
+        if recording.added.are_lost:
+            self._lose(call.kind)
+            return call, None
+        call = replace(call, kind=(call.kind, "otherwise"))
+        recording = self._graphs.get(call.kind)
+        if recording is None or recording.begins_alike:
+            return call, recording
+        self._lose(call.kind)
+        return call, None
 
     def _kind(self, leaves: Sequence[Any], shape: str) -> Any:
         self._why = self._why_not([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
@@ -190,7 +208,7 @@ class RecordedPass:
         self._sightings[call.kind] += not why
         if self._sightings[call.kind] == _UNWATCHED + 1 and not why:
             return self._watched(call, device)
-        if self._sightings[call.kind] > _UNRECORDED and not why:
+        if self._sightings[call.kind] > _UNRECORDED and not why and not self._lasting.are_passing:
             return self._record(call, device)
         return self._aside(call, device)
 
@@ -228,6 +246,7 @@ class RecordedPass:
         if any(one.is_inference() for one in (*grounds.tensors, *tensors(call.leaves))):
             self._give_up("it works with tensors of inference mode, of which nobody can tell whether they change")
             return call.plain()
+        self._lasting.watched(call.kind, grounds.grads())
         look, before = Look(device.type, call.inputs, grounds), host_generators(device.type)
         lasting = [one for one in grounds.tensors if is_weight(one)] + tensors(call.leaves)
         versions, losses = [one._version for one in lasting], list[Any]()
@@ -263,6 +282,10 @@ class RecordedPass:
             reason = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
             self._give_up(f"it cannot be recorded: {reason.splitlines()[0]}")
             return call.plain()
+        if not self._lasting.accept(call.kind, recording.added):
+            if self._lasting.are_hopeless:
+                self._give_up("it adds to gradients that lie elsewhere each time")
+            return self._aside(call, device)
         self._recordings += 1
         self._graphs[call.kind] = recording
         recording.grounds.gone.tell = functools.partial(self._drop, call.kind)
@@ -281,6 +304,11 @@ class RecordedPass:
         elif self._misses > _PATIENCE:
             self._give_up("its loss or gradients are not finite, so that no replay can be held against them")
         return out if self.refused else detached(out)
+
+    def _lose(self, kind: Any) -> None:
+        """Its gradients are gone, or others are there now."""
+        self._lasting.lost(kind)
+        self._drop(kind)
 
     def _drop(self, kind: Any) -> None:
         """What it rests on is another now, or gone. Its memory is free for what comes next."""

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hotlap.source.bodies import constant, method, receiver
-from hotlap.source.callers import parameters
 from hotlap.source.edits import can_wrap
 from hotlap.source.handed_on import OF_PYTHON, READING, SIZES, VIEWS, WORK, handed_on
-from hotlap.source.loops import Function
 from hotlap.source.names import spelling
 from hotlap.source.straight_passes import Pass
+from hotlap.source.traffic import is_surely_set, sets
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
@@ -201,7 +200,7 @@ class _Run:
         is_plain = isinstance(node, ast.Name) and name not in self._tensors
         if name in self._handed_on or (is_plain and self._may_be_tensor(node)):
             raise _SomethingElse
-        if is_plain and self.statements and not _is_surely_set(self._source, name, self.statements[0]):
+        if is_plain and self.statements and not is_surely_set(self._source, name, self.statements[0]):
             raise _SomethingElse
         self.names[name] = None
 
@@ -211,7 +210,7 @@ class _Run:
         setting = map(self._source.statement, self._source.uses(node))
         names = {*self._pass.results, *self._pass.inputs}
         return any(
-            isinstance(one, _SETTING) and _sets(one, node.id) and handed_on(self._source, one, names) for one in setting
+            isinstance(one, _SETTING) and sets(one, node.id) and handed_on(self._source, one, names) for one in setting
         )
 
     def _any(self, nodes: Iterable[ast.expr]) -> bool:
@@ -239,29 +238,3 @@ class _Run:
         if word in WORK:
             return True
         raise _SomethingElse
-
-
-def _is_surely_set(source: Source, name: str, statement: ast.stmt) -> bool:
-    """Whether a name has a value when a statement is reached: set before it in a block that it stands in."""
-    inner: ast.AST = statement
-    for above in source.ancestors(statement):
-        settings = [one for one in _earlier(source, inner) if isinstance(one, _SETTING) and one.value is not None]
-        if any(_sets(one, name) for one in settings):
-            return True
-        if isinstance(above, ast.For) and _sets(above.target, name):
-            return True
-        if isinstance(above, Function):
-            return name in parameters(above)
-        inner = above
-    return False
-
-
-def _earlier(source: Source, node: ast.AST) -> list[ast.stmt]:
-    block = source.block(node) if isinstance(node, ast.stmt) else []
-    return list(itertools.takewhile(lambda one: one is not node, block))
-
-
-def _sets(node: ast.AST, name: str) -> bool:
-    return any(
-        isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id == name for one in ast.walk(node)
-    )

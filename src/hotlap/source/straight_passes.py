@@ -12,9 +12,10 @@ from hotlap.source.bodies import body_of, method, own_nodes
 from hotlap.source.callers import parameters
 from hotlap.source.device_values import READS
 from hotlap.source.edits import can_wrap
+from hotlap.source.going_back import backwards, goes_back_again
 from hotlap.source.loops import Function, Loop
 from hotlap.source.models import model_spellings, run_by
-from hotlap.source.names import spelling
+from hotlap.source.traffic import NotStraight, Traffic, is_read_in_a_branch, is_surely_set, set_in
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
@@ -22,15 +23,12 @@ if TYPE_CHECKING:
 _CONTEXTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")
 _CLEARING = ("zero_grad",)
 # What Python decides or keeps, and what stops or hides a statement: a recording would not do it again.
-_DECIDING = ast.IfExp | ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.NamedExpr
+_DECIDING = ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.NamedExpr
 _SUSPENDING = ast.Await | ast.Yield | ast.YieldFrom
 _CALLED = {"print", "input", "open", "next", "iter", "float", "int", "bool", "super", "eval", "exec", "locals", "vars"}
 _TELLING = {*READS, "nonzero", "append", "extend", "update", "pop", "setdefault", "write", "log", "info", "debug"}
 _TELLING |= {"step", "synchronize", "add_scalar", "save", "register_hook", "__setattr__"}
-
-
-class NotStraight(Exception):
-    """Why a pass cannot stand in a function of its own."""
+_ON_THE_HOST = ("numpy.random.", "random.", "time.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,41 +37,36 @@ class Pass:
 
     first: ast.stmt
     last: ast.stmt
-    inputs: tuple[str, ...]  # names it reads that each step sets anew
+    inputs: tuple[str, ...]  # names it reads that each step sets anew,
+    given: tuple[str, ...]  # and what is given for them: `fake.detach()` where it asks for nothing else of one
     results: tuple[str, ...]  # what it sets and others read afterwards: `loss`, `self.loss`
+    number: int  # of the passes that a step has one after the other, from 0 on
 
 
 def straight_passes(source: Source) -> Iterator[Pass | tuple[ast.AST, NotStraight]]:
-    """For each training loop its pass, or where it goes back and why that is none."""
+    """For each training loop its passes, or where it goes back and why that is none."""
     for loop in source.training_loops():
-        backwards = _backwards(loop)
-        place: ast.AST = loop
-        if not backwards:
-            place = _step_function(source, loop)
-            backwards = _backwards(place)
-        if backwards:
+        place = loop if backwards(loop) else _step_function(source, loop)
+        number = 0
+        for call in backwards(place):
             try:
-                yield _pass(source, place, backwards)
+                yield _pass(source, place, call, number)
             except NotStraight as reason:
-                yield backwards[0], reason
-
-
-def _backwards(place: ast.AST) -> list[ast.Call]:
-    return [node for node in ast.walk(place) if isinstance(node, ast.Call) and method(node) == "backward"]
+                yield call, reason
+            else:
+                number += 1
 
 
 def _step_function(source: Source, loop: Loop) -> ast.AST:
     """The one function called in a loop that goes back for it; the loop itself where there is none, or several."""
     called = [source.definition(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call)]
-    found = list(dict.fromkeys(one for one in called if isinstance(one, Function) and _backwards(one)))
+    found = list(dict.fromkeys(one for one in called if isinstance(one, Function) and backwards(one)))
     return found[0] if len(found) == 1 else loop
 
 
-def _pass(source: Source, place: ast.AST, backwards: list[ast.Call]) -> Pass:
-    if len(backwards) > 1:
-        raise NotStraight("a step goes back more than once")
-    ending, call = source.parent(backwards[0]), backwards[0]
-    if not isinstance(ending, ast.Expr) or source.parent(ending) is not place:
+def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
+    ending = source.parent(call)
+    if not isinstance(ending, ast.Expr) or not _is_decided_by_plain_code(source, ending, place):
         raise NotStraight("it depends on more than the loop whether a step goes back")
     if call.args or call.keywords:
         raise NotStraight("backward is told how to go")
@@ -81,11 +74,33 @@ def _pass(source: Source, place: ast.AST, backwards: list[ast.Call]) -> Pass:
     region = _region(source, ending)
     if not can_wrap(source, region[0], region[-1]):
         raise NotStraight("it shares a line with something else")
-    reads, stores = _traffic(region)
-    changing = _set_in(place)
+    traffic = Traffic(source, region)
+    reads, stores = list(traffic.reads), list(traffic.stores)
+    changing = set_in(place)
     inputs = [name for name in reads if name in changing or name in stores]
     carried = set(reads) - _set_before(source, place, region[0])
-    return Pass(region[0], region[-1], tuple(inputs), tuple(_results(source, region, stores, carried)))
+    results = tuple(_results(source, region, stores, carried))
+    if goes_back_again(source, place, region, set(results)):
+        raise NotStraight("another pass goes back through what it makes")
+    for name in inputs:
+        if is_read_in_a_branch(region, name) and not is_surely_set(source, name, region[0]):
+            raise NotStraight(f"{name} may not be set where it begins")
+    given = [f"{name}.detach()" if _is_only_detached(source, region, name) else name for name in inputs]
+    return Pass(region[0], region[-1], tuple(inputs), tuple(given), results, number)
+
+
+def _is_only_detached(source: Source, region: list[ast.stmt], name: str) -> bool:
+    nodes = [node for statement in region for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    above = [source.parent(node) for node in nodes if node.id == name]
+    return all(isinstance(one, ast.Attribute) and one.attr == "detach" for one in above)
+
+
+def _is_decided_by_plain_code(source: Source, ending: ast.Expr, place: ast.AST) -> bool:
+    """It stands in the loop itself, or where the loop goes only now and then."""
+    above = source.parent(ending)
+    while isinstance(above, ast.If) and above is not place:
+        above = source.parent(above)
+    return above is place
 
 
 def _is_plain_function(source: Source, place: ast.AST) -> None:
@@ -103,7 +118,7 @@ def _region(source: Source, ending: ast.Expr) -> list[ast.stmt]:
     block = source.block(ending)
     here = next(index for index, statement in enumerate(block) if statement is ending)
     start, reason = here, NotStraight("nothing before it calls a model")
-    while start > 0:
+    while start > 0 and not backwards(block[start - 1]):  # which ends another pass
         try:
             _is_plain(source, block[start - 1])
         except NotStraight as why:
@@ -112,7 +127,7 @@ def _region(source: Source, ending: ast.Expr) -> list[ast.stmt]:
         start -= 1
     models = model_spellings(source)
     region = block[start : here + 1]
-    while region and not _begins(region[0], models):
+    while region and not (_clears(source, region[0]) or _calls_model(region[0], models)):
         region = region[1:]
     if not any(_calls_model(statement, models) for statement in region):
         raise reason
@@ -120,9 +135,13 @@ def _region(source: Source, ending: ast.Expr) -> list[ast.stmt]:
     return region
 
 
-def _begins(statement: ast.stmt, models: frozenset[str]) -> bool:
-    clears = isinstance(statement, ast.Expr) and method(statement.value) in _CLEARING
-    return clears or _calls_model(statement, models)
+def _clears(source: Source, statement: ast.stmt) -> bool:
+    """`optimizer.zero_grad()`, or the call of a function that does nothing else."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if method(call) in _CLEARING:
+        return True
+    found = source.definition(call.func) if isinstance(call, ast.Call) and not (call.args or call.keywords) else None
+    return isinstance(found, Function) and all(isinstance(one, ast.Expr) and _clears(source, one) for one in found.body)
 
 
 def _calls_model(statement: ast.stmt, models: frozenset[str]) -> bool:
@@ -139,6 +158,10 @@ def _is_plain(source: Source, statement: ast.stmt) -> None:
             _is_plain_value(source, call)
         for inner in statement.body:
             _is_plain(source, inner)
+    elif isinstance(statement, ast.If):
+        _is_plain_value(source, statement.test)
+        for inner in (*statement.body, *statement.orelse):
+            _is_plain(source, inner)
     elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         if not all(_is_plain_target(one) for target in targets for one in _parts(target)):
@@ -146,7 +169,9 @@ def _is_plain(source: Source, statement: ast.stmt) -> None:
         _is_plain_value(source, statement.value)
     else:
         adds = isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name)
-        calls = isinstance(statement, ast.Expr) and method(statement.value) in (*_CLEARING, "backward")
+        calls = isinstance(statement, ast.Expr) and (
+            method(statement.value) == "backward" or _clears(source, statement)
+        )
         if not isinstance(statement, ast.AugAssign | ast.Expr) or not (adds or calls):
             raise NotStraight(f"line {statement.lineno} does something else than computing")
         _is_plain_value(source, statement.value)
@@ -165,10 +190,11 @@ def _is_plain_target(target: ast.expr) -> bool:
 
 def _is_plain_value(source: Source, value: ast.expr) -> None:
     for node in ast.walk(value):
-        if isinstance(node, _DECIDING | _SUSPENDING | ast.Starred):
+        is_open = isinstance(node, ast.Starred) and not isinstance(node.value, ast.Name | ast.Attribute)
+        if isinstance(node, _DECIDING | _SUSPENDING) or is_open:
             raise NotStraight(f"line {value.lineno} is decided by Python")
         if isinstance(node, ast.Call) and _tells(source, node):
-            raise NotStraight(f"line {value.lineno} waits for the device, or tells somebody")
+            raise NotStraight(f"line {value.lineno} waits for the device, draws on the host, or tells somebody")
 
 
 def _tells(source: Source, call: ast.Call) -> bool:
@@ -177,53 +203,9 @@ def _tells(source: Source, call: ast.Call) -> bool:
         return False  # float("-inf")
     if method(call) == "log" and (name.startswith("torch.") or not call.args):
         return False  # a logarithm
+    if name.startswith(_ON_THE_HOST):
+        return True
     return name in _CALLED or (method(call) or name.rpartition(".")[2]) in _TELLING
-
-
-def _traffic(region: list[ast.stmt]) -> tuple[list[str], list[str]]:
-    """Names read before they are set in the region, and what is set there, attributes of `self` among it."""
-    reads: dict[str, None] = {}
-    stores: dict[str, None] = {}
-    later: set[str | None] = set()  # attributes read before they are set
-    for statement in _flat(region):
-        nodes = sorted((one for one in ast.walk(statement) if isinstance(one, ast.Name)), key=_place)
-        for node in nodes:
-            changes = isinstance(statement, ast.AugAssign) and node is statement.target
-            if changes and node.id not in stores:
-                raise NotStraight(f"{node.id} is changed in place")
-            if isinstance(node.ctx, ast.Load) and node.id not in stores:
-                reads[node.id] = None
-        later |= {spelling(node) for node in ast.walk(statement) if _is_read_attribute(node)} - set(stores)
-        for one in ast.walk(statement):
-            name = spelling(one) if isinstance(getattr(one, "ctx", None), ast.Store) else None
-            if name is not None:
-                stores[name] = None
-    if carried := later & stores.keys():
-        raise NotStraight(f"{carried.pop()} goes from step to step")
-    return list(reads), list(stores)
-
-
-def _place(node: ast.Name) -> tuple[int, int]:
-    return node.lineno, node.col_offset
-
-
-def _is_read_attribute(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-
-
-def _flat(region: list[ast.stmt]) -> Iterator[ast.stmt | ast.withitem]:
-    for statement in region:
-        if isinstance(statement, ast.With):
-            yield from statement.items
-            yield from _flat(statement.body)
-        else:
-            yield statement
-
-
-def _set_in(place: ast.AST) -> set[str]:
-    """The names that are set anew each time a place is gone through."""
-    names = {node.id for node in ast.walk(place) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return names | set(parameters(place)) if isinstance(place, Function) else names
 
 
 def _set_before(source: Source, place: ast.AST, first: ast.stmt) -> set[str]:
@@ -232,7 +214,7 @@ def _set_before(source: Source, place: ast.AST, first: ast.stmt) -> set[str]:
     before: list[ast.AST] = [one for one in block[: block.index(first)] if isinstance(one, ast.Assign)]
     before += [place.target] if isinstance(place, ast.For | ast.AsyncFor) else []
     own = set(parameters(place)) if isinstance(place, Function) else set()
-    return own.union(*map(_set_in, before))
+    return own.union(*map(set_in, before))
 
 
 def _results(source: Source, region: list[ast.stmt], stores: list[str], carried: set[str]) -> Iterator[str]:

@@ -67,6 +67,27 @@ def shown(model, loader, optimizer, device, criterion):
         print(f"{number}: {total / (number + 1):.4f}", right, losses[-1])
 
 
+def adversaries(maker, judge, loader, device):
+    """Two networks in turns, and one of them only every other time."""
+    for_maker = torch.optim.SGD(maker.parameters(), lr=0.05)
+    for_judge = torch.optim.SGD(judge.parameters(), lr=0.05)
+    for number, (data, _) in enumerate(loader):
+        data = data.to(device)
+        for_judge.zero_grad()
+        made = maker(torch.randn(len(data), 8, device=device)).detach()
+        told = F.softplus(-judge(data)).mean() + F.softplus(judge(made)).mean()
+        told.backward()
+        for_judge.step()
+        if number % 2:
+            for_maker.zero_grad()
+            made = maker(data)
+            fooled = F.softplus(-judge(made)).mean() if judge.training else made.mean()
+            fooled.backward()
+            for_maker.step()
+            print(f"{fooled.item():.4f}")
+    print(f"{told.item():.4f}")
+
+
 def step(model, optimizer, x, y):
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()
@@ -85,6 +106,8 @@ def main():
     for x, y in loader:
         step(model, optimizer, x.to(device), y.to(device))
     Trainer(model, device).run(loader)
+    maker, judge = nn.Linear(8, 8).to(device), nn.Linear(8, 1).to(device)
+    adversaries(maker, judge, loader, device)
 
 
 if __name__ == "__main__":

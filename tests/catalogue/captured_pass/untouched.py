@@ -23,17 +23,20 @@ for number, (x, y) in enumerate(loader):
         loss.backward()
     optimizer.step()
 
-# two passes in one step
+# one pass goes back through what another has made
 for x, y in loader:
     optimizer.zero_grad()
-    model(x.to(device)).mean().backward()
-    other(x.to(device)).mean().backward()
+    made = model(x.to(device))
+    made.mean().backward()
+    (made + model(y.to(device))).mean().backward()
     optimizer.step()
 
-# what the loss is made of is decided
+# whether a part of the loss is there is decided
 for x, y in loader:
     output = model(x.to(device))
-    loss = F.cross_entropy(output, y.to(device)) + (penalty(output) if model.is_checked else 0)
+    if model.is_checked:
+        extra = penalty(output)
+    loss = F.cross_entropy(output, y.to(device)) + extra
     loss.backward()
     optimizer.step()
 
