@@ -215,3 +215,24 @@ def what_is_given_as_a_whole():
             optimizer.step()
             log.append(loss.item())
     return log, nn.ModuleList([model, judge]), optimizer
+
+
+def what_is_shown_before_it_goes_back():
+    (model, _), log, losses, epoch_loss = pair(), [], [], 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for epoch in range(6):
+        total, right = 0.0, 0
+        for number, (x, y) in enumerate(batches()):
+            input, target = x.to(device), y.to(device)
+            optimizer.zero_grad()
+            output = model(input)
+            loss = F.cross_entropy(output, target)
+            epoch_loss += loss.item()
+            total += loss.item() * len(input)
+            right += (output.argmax(1) == target).sum().item()
+            if number % 3 == 0:
+                losses.append(f"{loss:.4f} of {total / (number + 1):.4f}")
+            loss.backward()
+            optimizer.step()
+        log.append((epoch, total, right, epoch_loss, tuple(losses)))
+    return log, model, optimizer

@@ -64,8 +64,16 @@ def test_passes_with_what_goes_in_and_comes_out(body: str, inputs: str, results:
     ("body", "reason"),
     [
         ("loss = model(x).mean()\nprint(loss)\nloss.backward()", "does something else"),
-        ("loss = model(x).mean()\nvalue = loss.item()\nloss.backward()", "waits for the device"),
-        ("loss = model(x).mean()\nlosses.append(loss)\nloss.backward()", "does something else"),
+        ("loss = model(x).mean()\nlog(loss.item())\nloss.backward()", "does something else"),
+        ("loss = model(x).mean()\nprint(f'{loss} now')\nloss.backward()", "does something else"),
+        ("loss = model(x).mean()\nvalue = loss.item()\nloss = loss * value\nloss.backward()", "does something else"),
+        ("loss = model(x).mean()\nprint(loss.item())\nloss = loss * 2\nloss.backward()", "does something else"),
+        ("out = model(x)\nbest = out.max().item()\nx = model(out)\nx.mean().backward()", "does something else"),
+        ("out = model(x)\nbest = out.max().item()\nloss = out.relu_().mean()\nloss.backward()", "does something else"),
+        ("out = model(x)\ntotal += out.mean().item()\nloss = out.mean() * total\nloss.backward()", "something else"),
+        ("out = model(x)\nnorm = w.grad.norm().item()\nloss = out.mean()\nloss.backward()", "waits for the device"),
+        ("out = model(x)\nmeter.update(model)\nloss = out.mean()\nloss.backward()", "does something else"),
+        ("out = model(x)\ntotal += out.mean().item(); a = 1\nloss = out.mean()\nloss.backward()", "shares a line"),
         ("loss = model(x).mean() * float(y.sum())\nloss.backward()", "waits for the device"),
         ("loss = logger.log('step', model(x)).mean()\nloss.backward()", "tells somebody"),
         ("loss = sum(model(one).mean() for one in x)\nloss.backward()", "decided by Python"),
@@ -240,3 +248,68 @@ for x, y in loader:
     )
     first, second = straight_passes(Source(text))
     assert isinstance(first, Pass) and not isinstance(second, Pass)
+
+
+SHOWING = (
+    HEAD
+    + """
+def train(loader, losses, total):
+    for number, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        out = model(x)
+        loss = F.mse_loss(out, y)  # how far off
+        total += loss.item()
+        if number % 10 == 0:
+            print(f"{number}: {loss:.4f}", total / (number + 1))
+        best = out.max().item()
+        losses.append(best * 2)
+
+        # and back
+        loss = loss / 4
+        loss.backward()
+        optimizer.step()
+"""
+)
+
+
+SHOWN_AFTERWARDS = """\
+    for number, (x, y) in enumerate(loader):
+        def one_pass(x, y):
+            optimizer.zero_grad()
+            out = model(x)
+            loss = F.mse_loss(out, y)  # how far off
+            optimizer.zero_grad(
+                set_to_none=True)
+            loss.backward()
+            return out, loss
+        out, loss = recorded(one_pass, x, y)
+        with reading_early(one_pass, total, loss):
+            total += loss.item()
+        if number % 10 == 0:
+            print(f"{number}: {loss:.4f}", total / (number + 1))
+        best = out.max().item()
+        losses.append(best * 2)
+
+        # and back
+        optimizer.step()
+"""
+
+
+def test_what_only_shows_something_comes_after_the_pass() -> None:
+    text = SHOWING.replace("        loss = loss / 4\n", "        optimizer.zero_grad(\n            set_to_none=True)\n")
+    (one,) = straight_passes(Source(text))
+    assert isinstance(one, Pass) and one.results == ("out", "loss") and len(one.late) == 2
+    from hotlap.catalogue import find
+
+    result = rewritten(Source(text), [(find("captured-pass"), None)], unsafe=True, doubtful=True)
+    old, new = text.split("\n"), result.text.split("\n")
+    start = new.index("    for number, (x, y) in enumerate(loader):")
+    assert "\n".join(new[start:]) == SHOWN_AFTERWARDS
+    for number, line in enumerate(new, 1):
+        if line.strip() in ("loss.backward()", "set_to_none=True)", "losses.append(best * 2)"):
+            assert old[result.lines[number] - 1].strip() == line.strip()
+
+
+def test_what_the_pass_goes_on_with_keeps_its_place() -> None:
+    (one,) = straight_passes(Source(SHOWING))
+    assert not isinstance(one, Pass), "the loss that is shown is not the one that goes back"

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from hotlap.source.bodies import receiver
 from hotlap.source.early_reads import readings
-from hotlap.source.edits import Edit, add_import, indentation_unit, insert_after, replace_node, wrap_statements
+from hotlap.source.edits import (
+    Edit,
+    add_import,
+    indentation_unit,
+    insert_after,
+    move_before,
+    replace_node,
+    wrap_statements,
+)
 from hotlap.source.single_reads import single_reads
 from hotlap.source.straight_passes import Pass, straight_passes
 from hotlap.source.transfers import uses_device
@@ -87,8 +95,9 @@ class CapturedPass(Technique):
         """Doubtful, all of them: whether the host is too slow for its device cannot be read from source."""
         if not uses_device(source) or source.mentions(_CALL, _NAME, _EARLY, _READ):
             return
-        for found in straight_passes(source):
-            if isinstance(found, Pass):
+        passes = [one for one in straight_passes(source) if isinstance(one, Pass)]
+        for found in passes:
+            if found.late or not any(one.late for one in passes):  # the others are written when these are in a row
                 message = "forward and backward are started kernel by kernel; one graph needs a single launch"
                 yield source.site(found.first, message, "unsafe", doubtful=True)
 
@@ -102,6 +111,9 @@ class CapturedPass(Technique):
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         source = site.source
         found = next(one for one in straight_passes(source) if isinstance(one, Pass) and one.first is site.node)
+        if found.ahead_of is not None:
+            yield from move_before(source, list(found.late), found.ahead_of)
+            return
         name = _NAME if not found.number else f"pass_{found.number + 1}"
         yield from wrap_statements(source, found.first, found.last, f"def {name}({', '.join(found.inputs)}):")
         results, call = ", ".join(found.results), f"{_CALL}({', '.join((name, *found.given))})"

@@ -28,6 +28,7 @@ __all__ = [
     "insert_argument",
     "insert_before",
     "line_map",
+    "move_before",
     "replace_argument",
     "replace_node",
     "wrap_statements",
@@ -119,6 +120,19 @@ def insert_after(source: Source, statement: ast.stmt, text: str) -> list[Edit]:
         return [Edit(end, end, f"; {text}")]
     indent = lines.newline + lines.indentation(first_line(statement))
     return [Edit(row_end, row_end, "".join(indent + line for line in text.split("\n")))]
+
+
+def move_before(source: Source, moved: list[ast.stmt], place: ast.stmt) -> list[Edit]:
+    """Puts statements, each on lines of its own, before an earlier one of the same block."""
+    lines, start = source.lines, source.lines.start(first_line(place))
+    edits = []
+    for one in moved:
+        row, last = first_line(one), lines.line_at(lines.span(one)[1])
+        begin, end = lines.start(row), lines.start(last + 1) if last < len(lines) else len(source.text)
+        text = source.text[begin:end]
+        edits.append(Edit(start, start, text if text.endswith(("\n", "\r")) else text + lines.newline, stood_at=row))
+        edits.append(Edit(begin, end, ""))
+    return edits
 
 
 def text_before(source: Source, statement: ast.stmt) -> str:

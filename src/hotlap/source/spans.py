@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hotlap.source.positions import Lines
@@ -11,11 +11,13 @@ from hotlap.source.positions import Lines
 
 @dataclass(frozen=True, order=True)
 class Edit:
-    """Replaces the characters `start` to `end` of a text; an insertion when they are equal."""
+    """Replaces the characters `start` to `end` of a text; an insertion when they are equal. What is only moved says at
+    which line it stood."""
 
     start: int
     end: int
     text: str
+    stood_at: int | None = field(default=None, compare=False)
 
 
 class OverlappingEdits(ValueError):
@@ -54,7 +56,9 @@ def line_map(text: str, edits: Iterable[Edit]) -> dict[int, int]:
         while edit is not None and start >= edit.start + shift + len(edit.text):
             shift += len(edit.text) - (edit.end - edit.start)
             edit = next(upcoming, None)
-        if edit is not None and start > edit.start + shift:  # the line begins inside inserted text
+        if edit is not None and edit.stood_at is not None and start >= edit.start + shift:
+            lines[line] = edit.stood_at + line - new.line_at(edit.start + shift)
+        elif edit is not None and start > edit.start + shift:  # the line begins inside inserted text
             lines[line] = old.line_at(edit.start)
         else:
             lines[line] = old.line_at(start - shift)

@@ -15,6 +15,8 @@ from hotlap.source.edits import can_wrap
 from hotlap.source.going_back import backwards, goes_back_again
 from hotlap.source.loops import Function, Loop
 from hotlap.source.models import model_spellings, run_by
+from hotlap.source.names import spelling
+from hotlap.source.showing import LATE, can_wait, only_shows, shows_whole
 from hotlap.source.traffic import NotStraight, Traffic, is_read_in_a_branch, is_surely_set, set_in
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Pass:
     given: tuple[str, ...]  # and what is given for them: `fake.detach()` where it asks for nothing else of one
     results: tuple[str, ...]  # what it sets and others read afterwards: `loss`, `self.loss`
     number: int  # of the passes that a step has one after the other, from 0 on
+    late: tuple[ast.stmt, ...]  # those of its statements that must come before `ahead_of` first
+    ahead_of: ast.stmt | None
 
 
 def straight_passes(source: Source) -> Iterator[Pass | tuple[ast.AST, NotStraight]]:
@@ -71,8 +75,13 @@ def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
     if call.args or call.keywords:
         raise NotStraight("backward is told how to go")
     _is_plain_function(source, place)
-    region = _region(source, ending)
-    if not can_wrap(source, region[0], region[-1]):
+    region, showing = _region(source, ending)
+    between = _shown(source, region, [one for one in showing if one.lineno > region[0].lineno])
+    region = [one for one in region if one not in between]
+    late = [one for one in region if between and one.lineno > between[0].lineno]
+    if late and not _can_come_first(source, late, between):
+        raise NotStraight(f"line {between[0].lineno} does something else than computing")
+    if not all(can_wrap(source, one, one) for one in (*late, *between)) or not can_wrap(source, region[0], region[-1]):
         raise NotStraight("it shares a line with something else")
     traffic = Traffic(source, region)
     reads, stores = list(traffic.reads), list(traffic.stores)
@@ -86,7 +95,30 @@ def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
         if is_read_in_a_branch(region, name) and not is_surely_set(source, name, region[0]):
             raise NotStraight(f"{name} may not be set where it begins")
     given = [f"{name}.detach()" if _is_only_detached(source, region, name) else name for name in inputs]
-    return Pass(region[0], region[-1], tuple(inputs), tuple(given), results, number)
+    if shows_whole(between, set(results)):
+        raise NotStraight(f"line {between[0].lineno} does something else than computing")
+    ahead_of = between[0] if late else None
+    return Pass(region[0], region[-1], tuple(inputs), tuple(given), results, number, tuple(late), ahead_of)
+
+
+def _shown(source: Source, region: list[ast.stmt], between: list[ast.stmt]) -> list[ast.stmt]:
+    """Also what seems to compute, but is worked out of what is shown, or added to what the pass has not made."""
+    stored = set[str]()
+    for one in region:
+        is_outside = isinstance(one, ast.AugAssign) and spelling(one.target) not in stored
+        is_out_of_it = between and one.lineno > between[0].lineno and not can_wait(between, [one])
+        if (is_outside or is_out_of_it) and only_shows(source, one):
+            between = sorted([*between, one], key=lambda shown: shown.lineno)
+        stored |= set_in(one)
+    return between
+
+
+def _can_come_first(source: Source, late: list[ast.stmt], between: list[ast.stmt]) -> bool:
+    """Whether statements of a pass may come before some that only show something."""
+    models = model_spellings(source)
+    if any(_calls_model(one, models) for one in late):
+        return False  # which would change the statistics of its norms
+    return all(can_wait([one], [after for after in late if after.lineno > one.lineno]) for one in between)
 
 
 def _is_only_detached(source: Source, region: list[ast.stmt], name: str) -> bool:
@@ -113,26 +145,31 @@ def _is_plain_function(source: Source, place: ast.AST) -> None:
         raise NotStraight("gradients or variables are also reached in another way")
 
 
-def _region(source: Source, ending: ast.Expr) -> list[ast.stmt]:
-    """From the first statement that clears gradients or calls a model to the one that goes back."""
+def _region(source: Source, ending: ast.Expr) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """From the first statement that clears gradients or calls a model to the one that goes back; and those between
+    them that only show something."""
     block = source.block(ending)
     here = next(index for index, statement in enumerate(block) if statement is ending)
-    start, reason = here, NotStraight("nothing before it calls a model")
-    while start > 0 and not backwards(block[start - 1]):  # which ends another pass
-        try:
-            _is_plain(source, block[start - 1])
-        except NotStraight as why:
-            reason = why
+    region, showing, reason = [ending], list[ast.stmt](), NotStraight("nothing before it calls a model")
+    for statement in reversed(block[:here]):
+        if backwards(statement):  # which ends another pass
             break
-        start -= 1
+        try:
+            _is_plain(source, statement)
+        except NotStraight as why:
+            if not only_shows(source, statement):
+                reason = why
+                break
+            showing.insert(0, statement)
+        else:
+            region.insert(0, statement)
     models = model_spellings(source)
-    region = block[start : here + 1]
     while region and not (_clears(source, region[0]) or _calls_model(region[0], models)):
         region = region[1:]
     if not any(_calls_model(statement, models) for statement in region):
         raise reason
     _is_plain(source, ending)
-    return region
+    return region, showing
 
 
 def _clears(source: Source, statement: ast.stmt) -> bool:
@@ -203,7 +240,7 @@ def _tells(source: Source, call: ast.Call) -> bool:
         return False  # float("-inf")
     if method(call) == "log" and (name.startswith("torch.") or not call.args):
         return False  # a logarithm
-    if name.startswith(_ON_THE_HOST):
+    if name.startswith(_ON_THE_HOST) or name in LATE:
         return True
     return name in _CALLED or (method(call) or name.rpartition(".")[2]) in _TELLING
 

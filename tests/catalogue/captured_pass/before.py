@@ -67,6 +67,24 @@ def shown(model, loader, optimizer, device, criterion):
         print(f"{number}: {total / (number + 1):.4f}", right, losses[-1])
 
 
+def shown_before(model, loader, optimizer, device, criterion):
+    """What every step shows is read before it goes back."""
+    total, scores = 0.0, []
+    for number, (data, target) in enumerate(loader):
+        data, target = data.to(device), target.to(device)
+        output = model(data)
+        loss = criterion(output, target)
+        total += loss.item()
+        if number % 4 == 0:
+            print(f"{number}: {total / (number + 1):.4f}", "%.4f" % loss.item())
+        scores.append((output.argmax(1) == target).float().mean().item())
+
+        optimizer.zero_grad()
+        loss.backward()  # and back
+        optimizer.step()
+    print(sum(scores))
+
+
 def adversaries(maker, judge, loader, device):
     """Two networks in turns, and one of them only every other time."""
     for_maker = torch.optim.SGD(maker.parameters(), lr=0.05)
@@ -103,6 +121,7 @@ def main():
     for _ in range(2):
         train(model, loader, optimizer, device, nn.CrossEntropyLoss())
     shown(model, loader, optimizer, device, nn.CrossEntropyLoss())
+    shown_before(model, loader, optimizer, device, nn.CrossEntropyLoss())
     for x, y in loader:
         step(model, optimizer, x.to(device), y.to(device))
     Trainer(model, device).run(loader)

@@ -12,7 +12,7 @@ hidden = None
 for x, y in loader:
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x.to(device)), y.to(device))
-    meter.update(loss.item())
+    meter.judge(loss.item())
     loss.backward()
     optimizer.step()
 
