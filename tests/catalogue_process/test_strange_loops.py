@@ -139,7 +139,7 @@ def test_without_a_look_at_what_changes_they_would_differ(name: str, monkeypatch
     ("name", "replays"),
     [
         ("a_maker_and_its_judge", [20, 20]),
-        ("a_judge_and_then_its_maker", [20, 20, 0]),  # the last goes back into what is not recorded
+        ("a_judge_and_then_its_maker", [20, 20, 20]),
         ("judges_of_two_makers", [20, 20, 20]),
         ("a_maker_now_and_then", [60, 10]),
         ("four_passes_to_an_update", [40]),

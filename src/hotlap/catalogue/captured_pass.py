@@ -38,9 +38,10 @@ class CapturedPass(Technique):
     kernels of a pass once, and then the host starts the whole of it with a single call. The statements of the loop from
     `zero_grad` or the model's call to `backward` become a function of their own, in memory; the update stays outside,
     where the fused optimizer's kind `captured` makes a second graph of it. A step may have several such passes, as two
-    networks in turns have, and several of them may add up to one update: a recording adds to the gradients it finds,
-    as long as they are the ones it was made with. A model that `compiled-model` has compiled
-    in its mode `default` is recorded as compiled: fewer kernels, and one launch for all of them.
+    networks in turns have, and several of them may add up to one update: a recording adds to the gradients it finds, as
+    long as they are the ones it was made with, and what an input was made of gets its gradient after the replay. A
+    model that `compiled-model` has compiled in its mode `default` is recorded as compiled: fewer kernels, and one
+    launch for all of them.
 
     What a step shows is read from the middle of it. `loss.item()` waits for everything that is queued, backward and
     update too, and while the host then counts, prints and fetches the next batch, the GPU has nothing to do. The graph

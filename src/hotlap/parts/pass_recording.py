@@ -25,7 +25,8 @@ NUMBERS = bool | int | float | str | None
 @dataclass(eq=False)
 class Recording:
     replay: Callable[[], object]
-    inputs: list[torch.Tensor]  # where the graph reads them
+    inputs: list[torch.Tensor]  # where the graph reads them,
+    owed: list[torch.Tensor | None]  # and where it puts the gradients of those that stand for others
     kept: Sequence[Any]  # the inputs that are no tensors, so that no other object gets their identity
     grounds: Grounds
     results: Any
@@ -74,6 +75,12 @@ class Recording:
         if True not in self._alone:  # likewise
             self._alone[True] = self._holders()
 
+    def hand_back(self, inputs: list[torch.Tensor]) -> None:
+        """The gradients of inputs that stand for others, once it was played."""
+        for given, grad in zip(inputs, self.owed, strict=True):
+            if grad is not None:
+                given.grad = grad.clone()
+
     def _attach(self) -> None:
         for weight, grad in zip(self.weights, self.grads, strict=True):
             if weight.grad is not grad:
@@ -103,13 +110,16 @@ class Recording:
         with noting_backward(losses.append):
             out = plain()
         after, theirs = _State(known, device), [weight.grad for weight in self.weights]
+        theirs_owed = [one.grad for one, grad in zip(inputs, self.owed, strict=True) if grad is not None]
         are_added = self.added.are_there  # or autograd has put new ones there
         before.put_back()
         self.play(inputs)
         early = _leaves(self.handed(early=True))  # before anything waits for the end of it
         replayed = _State(known, device)
         is_telling = not (_overflow([*losses, *theirs]) and _overflow([self.loss, *self.grads]))
-        difference = max(_difference(theirs, self.grads), _difference(losses, [self.loss])) if is_telling else 0.0
+        owed = [one for one in self.owed if one is not None]
+        pairs = (theirs, self.grads), (losses, [self.loss]), (theirs_owed, owed)
+        difference = max(_difference(*pair) for pair in pairs) if is_telling else 0.0
         difference = difference if are_added else math.inf
         results = _leaves(self.results)
         if _difference(early, results) > 0:
@@ -165,7 +175,8 @@ def recording_of(
         raise Unfit("gradients are sparse" if grads else "no weight gets a gradient from it")
     return Recording(
         replay,
-        tensors(own),
+        [one.detach() for one in tensors(own)],
+        [one.grad if one.requires_grad else None for one in tensors(own)],
         others(leaves),
         grounds,
         seen.results,
@@ -229,7 +240,9 @@ class _State:
 def _static(given: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A place of ours on the device; a batch that the pass would move there itself is moved by copying it."""
     own = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=device)
-    return own.copy_(lying_on(device, given))
+    with torch.no_grad():
+        own.copy_(lying_on(device, given))
+    return own.requires_grad_(given.requires_grad)
 
 
 def _like(inputs: Sequence[Any], leaves: Sequence[Any]) -> Any:

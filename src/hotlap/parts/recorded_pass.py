@@ -23,7 +23,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,25 +31,23 @@ import torch
 from hotlap.parts.added_gradients import Lasting
 from hotlap.parts.compilable import graphs_made, interpreted
 from hotlap.parts.early_results import Handed, Made, can_be_read
-from hotlap.parts.graph_recorder import GraphRecorder, Recorder, settings, watched_by
+from hotlap.parts.graph_recorder import GraphRecorder, Recorder
 from hotlap.parts.interruptions import pass_on
 from hotlap.parts.listening import listening
+from hotlap.parts.pass_calls import Call, call_of
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_listeners import Listeners, Nobody
 from hotlap.parts.pass_look import Look, host_generators, noting_backward, tensors
 from hotlap.parts.pass_recording import (
-    NUMBERS,
     Recording,
     can_be_copied,
     detached,
-    flat,
     others,
     recording_of,
 )
+from hotlap.parts.pass_stand_ins import go_back, has_a_past, stand_in
 from hotlap.parts.reach import Unfit, address, is_weight
-from hotlap.parts.waiting_tensor import Waiting
 
-_DATA = (torch.Tensor, Waiting)
 _UNWATCHED = 2  # passes with inputs of one kind before one is watched
 _UNRECORDED = 4  # passes before one is recorded
 _PROVEN = 2  # replays that are held against the pass itself
@@ -95,19 +93,6 @@ def read_early(function: Callable[..., Any], result: torch.Tensor) -> Any:
         return result.item()
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """One pass as it was asked for."""
-
-    function: Any
-    inputs: Sequence[Any]
-    leaves: Sequence[Any]  # of the inputs, which may be lists and dicts
-    kind: Any  # what inputs and gradients must have in common to share a graph; None where there can be none
-
-    def plain(self) -> Any:
-        return self.function(*self.inputs)
-
-
 class RecordedPass:
     """The passes of one place. `refused` says why it has given up; `replays` how often a graph did the work."""
 
@@ -128,8 +113,16 @@ class RecordedPass:
         self.made = self.handed = None
         if self.refused:
             return function(*inputs)
-        leaves, shape = flat(inputs)
-        call = _Call(function, inputs, leaves, self._kind(leaves, shape))
+        if not any(map(has_a_past, inputs)):
+            return self._run(function, inputs)
+        stand_ins = [stand_in(one) if has_a_past(one) and torch.is_grad_enabled() else one for one in inputs]
+        out = self._run(function, stand_ins)
+        go_back(inputs, stand_ins)
+        return out
+
+    def _run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        call = call_of(function, inputs, self._recorder, listeners.changes)
+        self._why = call.why_not
         call, recording = self._fitting(call)
         if recording is None:
             return self._slowly(call)
@@ -142,11 +135,12 @@ class RecordedPass:
             return call.plain()
         if recording.proven < _PROVEN:
             return self._prove(call, recording)
-        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        given = call.tensors
         if listeners.are_there:
             listeners.played(lambda: recording.played(given), given)
         else:
             recording.play(given)
+        recording.hand_back(given)
         self.replays, self._misses = self.replays + 1, 0
         results = recording.handed(self.is_read)
         if self.is_read and recording.moment is not None:
@@ -155,7 +149,7 @@ class RecordedPass:
             self.handed = Handed(recording.moment, tensors(results), recording.given)
         return results
 
-    def _fitting(self, call: _Call) -> tuple[_Call, Recording | None]:
+    def _fitting(self, call: Call) -> tuple[Call, Recording | None]:
         """What was recorded of its kind. A pass that finds gradients where the recorded one found none, as the second
         of several that add up to one update, is of another kind."""
         recording = self._graphs.get(call.kind) if call.kind is not None else None
@@ -171,30 +165,7 @@ class RecordedPass:
         self._lose(call.kind)
         return call, None
 
-    def _kind(self, leaves: Sequence[Any], shape: str) -> Any:
-        self._why = self._why_not([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
-        if self._why:
-            return None
-        found: list[Any] = [shape, settings(), listeners.changes]
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                found += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
-            else:
-                found += (type(leaf), leaf if isinstance(leaf, NUMBERS) else id(leaf))
-        return tuple(found)
-
-    def _why_not(self, given: list[torch.Tensor]) -> str:
-        if self._recorder.is_busy:
-            return "the script records its passes itself"
-        if not torch.is_grad_enabled():
-            return "gradients are off"
-        if torch.is_autocast_enabled(self._recorder.device):
-            return "autocast is entered around the pass, and would hand on weights it has cast before"
-        if any(one.requires_grad or type(one) not in _DATA or one.layout != torch.strided for one in given):
-            return "its inputs are more than plain data"
-        return watched_by()
-
-    def _slowly(self, call: _Call) -> Any:
+    def _slowly(self, call: Call) -> Any:
         """A pass that no graph is there for; it may be the one to record."""
         why = self._why or listeners.why_not
         self._misses += 1
@@ -212,7 +183,7 @@ class RecordedPass:
             return self._record(call, device)
         return self._aside(call, device)
 
-    def _aside(self, call: _Call, device: torch.device) -> Any:
+    def _aside(self, call: Call, device: torch.device) -> Any:
         """The pass itself, where it would be recorded: what autograd keeps from one pass to the next, as long as
         somebody has its graph, must fit a recording. So graphs are not handed out either."""
         made = graphs_made()
@@ -235,7 +206,7 @@ class RecordedPass:
             return None
         return torch.device(self._recorder.device, self._recorder.number)
 
-    def _watched(self, call: _Call, device: torch.device) -> Any:
+    def _watched(self, call: Call, device: torch.device) -> Any:
         """The pass itself, looked at on the way. Whoever watches would be looked at as well, so they are told of it as
         of a replay."""
         try:
@@ -243,18 +214,18 @@ class RecordedPass:
         except Unfit as reason:
             self._give_up(str(reason))
             return call.plain()
-        if any(one.is_inference() for one in (*grounds.tensors, *tensors(call.leaves))):
+        if any(one.is_inference() for one in (*grounds.tensors, *call.tensors)):
             self._give_up("it works with tensors of inference mode, of which nobody can tell whether they change")
             return call.plain()
         self._lasting.watched(call.kind, grounds.grads())
         look, before = Look(device.type, call.inputs, grounds), host_generators(device.type)
-        lasting = [one for one in grounds.tensors if is_weight(one)] + tensors(call.leaves)
+        lasting = [one for one in grounds.tensors if is_weight(one)] + call.tensors
         versions, losses = [one._version for one in lasting], list[Any]()
         aside = self._recorder.aside(device)
         with listeners.recording(), aside, noting_backward(losses.append), interpreted(), listening() as heard, look:
             out = call.plain()
         for loss in detached(losses):
-            listeners.played(lambda loss=loss: loss, tensors(call.leaves))
+            listeners.played(lambda loss=loss: loss, call.tensors)
         if look.reason or heard:
             self._give_up(look.reason or heard[0])
         elif host_generators(device.type) != before:
@@ -269,7 +240,7 @@ class RecordedPass:
             self._give_up("it hands on its weights, or what else is there before and after it")
         return out if self.refused else detached(out)
 
-    def _record(self, call: _Call, device: torch.device) -> Any:
+    def _record(self, call: Call, device: torch.device) -> Any:
         if self._recordings >= _TRIED and self.replays < 8 * self._recordings:
             self._give_up("what it rests on changes too often")
         if self.refused or len(self._graphs) >= _GRAPHS:
@@ -291,10 +262,10 @@ class RecordedPass:
         recording.grounds.gone.tell = functools.partial(self._drop, call.kind)
         return self._prove(call, recording)
 
-    def _prove(self, call: _Call, recording: Recording) -> Any:
+    def _prove(self, call: Call, recording: Recording) -> Any:
         """The pass itself, and then the same by the graph, from the same state; the script gets its own."""
         with self._recorder.aside(recording.loss.device):
-            out, difference, is_telling = recording.compared(call.plain, tensors(call.leaves))
+            out, difference, is_telling = recording.compared(call.plain, call.tensors)
         recording.proven += is_telling
         self._misses = 0 if is_telling else self._misses + 1
         if is_telling or not difference <= _LIMIT:
