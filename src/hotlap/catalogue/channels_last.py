@@ -24,14 +24,20 @@ class ChannelsLast(Technique):
     ## Why it is faster
     The matrix units of a GPU, and oneDNN on the CPU, want the channels of one pixel next to each other (NHWC). With
     torch's usual layout (NCHW) the library rearranges the data before and after each convolution, or takes a slower
-    kernel. Shapes stay the same; only strides change. Both model and input are converted, once.
+    kernel. Shapes stay the same; only strides change. `hotlap run` converts what enters the network, and what comes
+    back from another shape inside of it; layers take on the layout of their input. Weights keep theirs, and are
+    rearranged for each step, which is little beside the images: a script may flatten them, write them to a file that
+    bears no other layout, or go on from a checkpoint. What is written into source converts the model, too.
 
     ## When it does not help
     In fp32 there may be nothing to gain; the technique is therefore tried together with low precision. Networks with
     few channels, depthwise convolutions and operations that know only the old layout (they convert back and forth)
     gain nothing. Linear layers and sequence models have no such layout. `x.view(...)` on a feature map raises where
     `x.reshape(...)` works: a file that does that is reported, but not rewritten. The fix is marked unsafe, since it
-    cannot be read from source that the batch is 4-D and that nothing later needs the old strides.
+    cannot be read from source that the batch is 4-D and that nothing later needs the old strides. Converted weights
+    take their gradients and the optimizer's state along: `p.grad.view(-1)` raises, safetensors refuses to write them,
+    and a fused optimizer on the CPU, which walks over memory as it lies, goes on wrongly from state that a checkpoint
+    brings in the other layout.
 
     ## What changes numerically
     Other kernels add in another order: the same mathematics, other rounding. Checkpoints keep names and shapes.
@@ -62,7 +68,7 @@ class ChannelsLast(Technique):
             yield source.site(move, message, "unsafe" if can_fix else None)
 
     def seen(self, run: Run) -> bool | None:
-        able = [root.channels_last for root in run.roots if _is_image_network(root)]
+        able = [root.channels_last or root.input_channels_last for root in run.roots if _is_image_network(root)]
         return all(able) if able else None
 
     def settings(self, run: Run) -> Sequence[Try] | CannotHelp:
@@ -73,24 +79,23 @@ class ChannelsLast(Technique):
         return CannotHelp(aside) if aside else [Try({}, run.share("forward", "backward"))]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        import torch
         from torch.utils._pytree import tree_map
+
+        from hotlap.observe.slot import fill_slot, leave_slot
+        from hotlap.parts.image_layout import Entry, nhwc
 
         converted: weakref.WeakSet[Any] = weakref.WeakSet()
 
         def convert(root: Any) -> None:
-            if _takes_layout(root) and not patch.joints.roots.stands_aside(root):
-                root.to(memory_format=torch.channels_last)
-                converted.add(root)
+            if not _takes_layout(root) or patch.joints.roots.stands_aside(root):
+                return
+            converted.add(root)
+            for layer in filter(_is_convolution, root.modules()):
+                fill_slot(patch, layer, Entry(leave_slot))
 
         def call(proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
-            return proceed(root, *tree_map(_nhwc, (args, kwargs))) if root in converted else proceed(root, args, kwargs)
+            return proceed(root, *tree_map(nhwc, (args, kwargs))) if root in converted else proceed(root, args, kwargs)
 
-        def undo() -> None:
-            for root in converted:
-                root.to(memory_format=torch.contiguous_format)
-
-        patch.on_undo(undo)
         patch.at(patch.joints.root_found, convert)
         patch.at(patch.joints.root_called, call)
 
@@ -115,18 +120,14 @@ def _is_image_network(root: RootFacts) -> bool:
 
 
 def _takes_layout(root: Any) -> bool:
+    layers = any(map(_is_convolution, root.modules()))
+    return layers and not any(t.dim() == 5 for t in (*root.parameters(), *root.buffers()))
+
+
+def _is_convolution(module: Any) -> bool:
     import torch
 
-    kinds = {type(module) for module in root.modules()}
-    images = any(issubclass(kind, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)) for kind in kinds)
-    return images and not any(t.dim() == 5 for t in (*root.parameters(), *root.buffers()))
-
-
-def _nhwc(value: Any) -> Any:
-    import torch
-
-    is_image = isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_floating_point()
-    return value.contiguous(memory_format=torch.channels_last) if is_image else value
+    return isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d))
 
 
 def _model_moves(source: Source) -> list[ast.Call]:

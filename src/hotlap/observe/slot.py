@@ -18,6 +18,13 @@ def fill_slot(patch: Patch, module: Any, through: Callable[..., Any]) -> None:
     patch.on_undo(functools.partial(_empty_slot, weakref.ref(module), weakref.ref(slot)))  # both may be dropped
 
 
+def leave_slot(module: Any, through: Callable[..., Any]) -> None:
+    """Before the end of its patch, where nobody else stands there since."""
+    slot = vars(module).get("_compiled_call_impl")
+    if isinstance(slot, _Slot) and slot._through is through:
+        _empty_slot(weakref.ref(module), weakref.ref(slot))
+
+
 def kept_with(module: Any) -> dict[Any, Any]:
     """What belongs to the calls of a module, to be filled. Unlike a weak dictionary's, it may refer to the module: both
     then go together."""
