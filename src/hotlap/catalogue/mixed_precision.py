@@ -105,14 +105,11 @@ class MixedPrecision(Technique):
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch
-        from torch.utils._pytree import tree_map
 
         from hotlap.parts.loss_scaler import LossScaler
+        from hotlap.parts.widened import widened
 
         dtype = getattr(torch, str(setting["dtype"]))
-
-        def widened(value: Any) -> Any:
-            return value.float() if isinstance(value, torch.Tensor) and value.dtype == dtype else value
 
         def call(proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
             device = next(root.parameters()).device.type
@@ -120,7 +117,7 @@ class MixedPrecision(Technique):
                 return proceed(root, args, kwargs)
             with torch.autocast(device, dtype=dtype):
                 out = proceed(root, args, kwargs)
-            return tree_map(widened, out)  # losses outside, some of which refuse 16 bits, see float32
+            return widened(out, dtype)  # losses outside, some of which refuse 16 bits, see float32
 
         patch.at(patch.joints.root_called, call)
         if dtype is torch.float16:
