@@ -208,3 +208,43 @@ def test_a_file_that_opens_two_at_once_is_left_alone(body: str, is_told: bool) -
     head = "from torch.utils.data import DataLoader\nloader = DataLoader(photos, num_workers=4)\n"
     source = Source(f"{head}for epoch in range(9):\n    for batch in loader: pass\n    {body}\n", "train.py")
     assert bool(list(find("persistent-workers").spot(source))) is is_told
+
+
+def rebuilt(loader: DataLoader, by: str) -> DataLoader:
+    """As trainers do it, from all that can be read on a loader."""
+    names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "multiprocessing_context")
+    order = (
+        {"batch_sampler": loader.batch_sampler}
+        if by == "batch_sampler"
+        else {"sampler": loader.sampler, "batch_size": 4}
+    )
+    return DataLoader(loader.dataset, **order, **{name: getattr(loader, name) for name in names})
+
+
+@pytest.mark.parametrize("by", ["batch_sampler", "sampler"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("technique", ["loader-workers", "persistent-workers", BOTH])
+def test_a_loader_that_a_trainer_builds_from_anothers_settings(apply, by: str, workers: int, technique) -> None:
+    def run() -> list[list[int]]:
+        torch.manual_seed(0)
+        loader = rebuilt(DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=workers), by)
+
+        def before(number: int) -> None:
+            loader.dataset.epoch = number
+
+        return epochs(loader, before)[0]
+
+    expected = run()
+    for name in technique if isinstance(technique, tuple) else [technique]:
+        apply(name, {"num_workers": 2, "replacing": workers} if name == "loader-workers" else None)
+    assert run() == expected
+
+
+def test_what_a_script_chooses_for_a_second_loader_is_its_own(apply) -> None:
+    apply("persistent-workers")
+    data = Numbers()
+    DataLoader(data, num_workers=2)
+    chosen = DataLoader(data, num_workers=2, persistent_workers=True)
+    epochs(chosen)
+    data.epoch = 1
+    assert epochs(chosen)[0][0][0] == 0, "python's workers do not see it either"

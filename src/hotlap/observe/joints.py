@@ -29,6 +29,7 @@ from hotlap.observe.comparison import Comparison
 from hotlap.observe.imports import on_import
 from hotlap.observe.joint import Around, Notice
 from hotlap.observe.patch import Patch
+from hotlap.observe.rebuilt_loaders import RebuiltLoaders
 from hotlap.observe.roots import RootFinder
 from hotlap.observe.slot import fill_slot
 from hotlap.observe.stand_ins import building, compiling, masking, method_of, named, passing, stepping, telling
@@ -69,7 +70,8 @@ class Joints:
     def _at_loader_init(self, patch: Patch) -> None:
         from torch.utils.data import DataLoader
 
-        patch.set(DataLoader, "__init__", building(DataLoader.__init__, self.loader_built))
+        through = functools.partial(RebuiltLoaders().through, self.loader_built.through)
+        patch.set(DataLoader, "__init__", building(DataLoader.__init__, through))
 
     def _at_loader_iter(self, patch: Patch) -> None:
         from torch.utils.data import DataLoader
@@ -141,7 +143,7 @@ class Joints:
 
         for kind in vars(torch.optim).values():
             if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and "__init__" in vars(kind):
-                patch.set(kind, "__init__", building(kind.__init__, self.optimizer_built))
+                patch.set(kind, "__init__", building(kind.__init__, self.optimizer_built.through))
 
     def _at_step_start(self, patch: Patch) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook

@@ -47,7 +47,7 @@ def method_of(found: Container[Any], original: Any, through: Callable[..., Any])
     return method
 
 
-def building(original: Any, joint: Around) -> Any:
+def building(original: Any, through: Callable[..., Any]) -> Any:
     """An __init__ whose arguments pass through a joint, bound to their names. A base class's __init__, called by an
     __init__ that already passed, is left alone."""
     signature = inspect.signature(original)
@@ -68,7 +68,7 @@ def building(original: Any, joint: Around) -> Any:
         bound.apply_defaults()
         _under_construction.add(id(self))
         try:
-            joint.through(build, self, bound)
+            through(build, self, bound)
         finally:
             _under_construction.discard(id(self))
 
