@@ -527,3 +527,13 @@ HAND = "import torch\nfor x in data:\n    loss(x).backward()\n    for p in model
 def test_updates_by_hand_are_reported_without_a_fix(update: str, expected: int) -> None:
     sites = list(find("fused-optimizer").spot(Source(HAND.format(update))))
     assert [(site.line, site.fix) for site in sites] == [(4, None)] * expected
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+def test_it_is_printed_as_the_script_has_made_it(apply, kind: str) -> None:
+    model = network()
+    expected = repr(torch.optim.Adam(model.parameters(), lr=0.01))
+    apply("fused-optimizer", {"kind": kind})
+    ours = torch.optim.Adam(model.parameters(), lr=0.01)
+    assert repr(ours) == expected and ours.param_groups[0][kind] is True
+    assert "fused: False" in repr(torch.optim.Adam(model.parameters(), fused=False))

@@ -337,3 +337,16 @@ def test_a_file_that_is_unpacked_on_the_way_is_left_alone(tmp_path: Path, compre
             assert (
                 image.tobytes() == picture("RGB").tobytes() and image.format_description == "Portable network graphics"
             )
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "BMP"])
+def test_its_class_is_that_of_its_format(tmp_path, format: str) -> None:
+    path = tmp_path / f"image.{format.lower()}"
+    Image.new("RGB", (8, 6), (10, 20, 30)).save(path, format)
+    plain = Image.open(path)
+    for _ in range(2):
+        image = cached_open(path)
+        assert isinstance(image, type(plain)) and image.__class__ is type(plain)
+        assert str(image).partition(" image ")[0] == str(plain).partition(" image ")[0]
+        assert type(image.convert("L")) is Image.Image and type(image.copy()) is type(plain.copy())
+        assert image.resize((4, 3)).tobytes() == plain.resize((4, 3)).tobytes()

@@ -9,7 +9,7 @@ from hotlap.source.device_values import DeviceValues
 from hotlap.source.loops import loops_around
 from hotlap.source.module import Source
 from hotlap.source.origins import makers
-from hotlap.source.transfers import device_moves, draws
+from hotlap.source.transfers import changes_its_data, device_moves, draws
 
 LOADER = "torch.utils.data.DataLoader"
 HEAD = "import torch, numpy as np\nfrom torch.utils.data import DataLoader\n"
@@ -139,3 +139,34 @@ def test_what_a_step_computes() -> None:
     values = DeviceValues(source, source.tree.body[-1])
     assert values.derived == {"out", "loss", "right", "pair", "part", "late"}
     assert values.tensors == {"loss", "right"}
+
+
+CHANGED = """from torch.utils.data import DataLoader
+data = Images()
+{before}
+loader = DataLoader(data, num_workers=2)
+for epoch in range(3):
+    {within}
+    for x in loader:
+        step(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "within", "changes"),
+    [
+        ("data.transform = soft", "pass", False),
+        ("data.prepare()", "print(len(data), data.size)", False),
+        ("pass", "data.size = 16", True),
+        ("pass", "data.size += 16", True),
+        ("pass", "data.rows[epoch] = epoch", True),
+        ("pass", "data.parts.sizes[0] = epoch", True),
+        ("pass", "if epoch == 1: data.transform = strong", True),
+        ("pass", "data.resample()", True),
+        ("pass", "weights = data.weights()", False),
+        ("pass", "other.size = 16", False),
+        ("def grow(): data.size = 16", "grow()", True),
+    ],
+)
+def test_what_is_done_to_a_data_set_that_has_a_loader(before: str, within: str, changes: bool) -> None:
+    assert changes_its_data(Source(CHANGED.format(before=before, within=within))) is changes

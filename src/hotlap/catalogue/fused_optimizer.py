@@ -7,7 +7,8 @@ import functools
 import itertools
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotlap.source.calls import ABSENT, Call
@@ -19,6 +20,7 @@ from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
     from hotlap.observe.run import OptimizerFacts, Run
+    from hotlap.parts.fused_update import FusedUpdate
     from hotlap.source.edits import Edit
     from hotlap.source.module import Site, Source
 
@@ -171,6 +173,7 @@ class FusedOptimizer(Technique):
                 patch.withdraw(own.refused)
             return out
 
+        _print_as_said(patch, chosen)
         patch.at(patch.joints.optimizer_built, built)
         patch.at(patch.joints.weights_updating, updating)
         if made is not None:
@@ -216,6 +219,20 @@ def _is_torchs_own(optimizer: Any) -> bool:
     import torch
 
     return getattr(type(optimizer).step, "__hotlap__", False) and not torch.compiler.is_compiling()
+
+
+def _print_as_said(patch: Patch, chosen: Mapping[Any, FusedUpdate]) -> None:
+    from torch.optim import Optimizer
+
+    plain = Optimizer.__repr__
+
+    @functools.wraps(plain)
+    def __repr__(optimizer: Any) -> str:
+        own = chosen.get(optimizer)
+        with own.as_said() if own is not None else nullcontext():
+            return plain(optimizer)
+
+    patch.set(Optimizer, "__repr__", __repr__)
 
 
 def _record_clipping(patch: Patch) -> None:

@@ -15,7 +15,8 @@ Checkpoints are written and read as a plain optimizer's."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -65,6 +66,20 @@ class FusedUpdate:
             self._young -= 1
             for p in parameters:
                 _align_state(p, optimizer.state.get(p, {}))
+
+    @contextmanager
+    def as_said(self) -> Iterator[None]:
+        """While somebody prints the optimizer."""
+        optimizer = self._optimizer()
+        groups = [] if optimizer is None else [one for one in optimizer.param_groups if self._form in one]
+        chosen = [group[self._form] for group in groups]
+        for group in groups:
+            group[self._form] = self._said
+        try:
+            yield
+        finally:
+            for group, own in zip(groups, chosen, strict=True):
+                group[self._form] = own
 
     def undo(self) -> None:
         optimizer = self._optimizer()

@@ -112,6 +112,11 @@ class _Remembered(_Shared):
 
     _is_untouched = False
     _path = ""
+    _kind: type = Image.Image
+
+    @property
+    def __class__(self) -> Any:  # what the script asks for, and what is printed
+        return self._kind
 
     def load(self) -> Any:
         self._is_untouched = False
@@ -137,7 +142,7 @@ class _Remembered(_Shared):
 def _pack(image: Image.Image) -> tuple[bytes, bytes]:
     pixels = image.tobytes("raw", _AS_KEPT.get(image.mode, image.mode))
     info = {name: value for name, value in image.info.items() if _is_plain(value)}
-    head = pickle.dumps((image.mode, image.size, image.format, info))
+    head = pickle.dumps((image.mode, image.size, image.format, info, type(image)))
     return head.ljust(-(-(len(head) + 4) // _ALIGNED) * _ALIGNED - 4), pixels  # four bytes come before it
 
 
@@ -146,7 +151,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _image(head: Any, pixels: Any, file: Any, pil_open: Any) -> Image.Image:
-    mode, size, format, info = pickle.loads(head)
+    mode, size, format, info, kind = pickle.loads(head)
     image = _Remembered()
     if mode in _MAPPED and _can_map:
         _sharing(image, _mapped(mode, size, pixels), mode, size, info)
@@ -156,6 +161,7 @@ def _image(head: Any, pixels: Any, file: Any, pil_open: Any) -> Image.Image:
     is_path = isinstance(file, (str, os.PathLike))
     image.format = format
     image.filename = os.fspath(file) if is_path else ""  # as PIL has it
+    image._kind = kind
     image._path = os.path.abspath(file if is_path else file.name)
     image._pil_open = pil_open
     image._is_untouched = True

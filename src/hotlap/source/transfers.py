@@ -45,14 +45,44 @@ def draws(source: Source) -> Iterator[Draw]:
 
 
 def changes_its_data(source: Source) -> bool:
-    """`dataset.set_epoch(...)` or `loader.dataset.x = ...`, which workers that live on would not see; a sampler lives
-    in the script's own process, so its epoch is no matter."""
+    """`dataset.set_epoch(...)`, `loader.dataset.x = ...`, or whatever else is done to a data set once it has a loader:
+    workers that live on would not see it. A sampler lives in the script's own process, so its epoch is no matter."""
     told = [call.func.value for call in source.method_calls("set_epoch") if isinstance(call.func, ast.Attribute)]
     if any("sampler" not in source.segment(receiver).lower() for receiver in told):
         return True
     attributes = [node for node in source.names.parents if isinstance(node, ast.Attribute)]
     stored = [node.value for node in attributes if isinstance(node.ctx, ast.Store)]
-    return any(isinstance(holder, ast.Attribute) and holder.attr == "dataset" for holder in stored)
+    if any(isinstance(holder, ast.Attribute) and holder.attr == "dataset" for holder in stored):
+        return True
+    return any(_is_done_to(source, node, name, call) for call, name in _data_of_loaders(source) for node in attributes)
+
+
+def _data_of_loaders(source: Source) -> Iterator[tuple[ast.Call, str]]:
+    for call in source.calls("torch.utils.data.DataLoader"):
+        given = call.setting("dataset", 0)
+        name = spelling(given) if isinstance(given, ast.Name | ast.Attribute) else None
+        if name is not None:
+            yield call.node, name
+
+
+def _is_done_to(source: Source, node: ast.Attribute, name: str, loader: ast.Call) -> bool:
+    """`data.size = 16`, `data.rows[0] = row`, or `data.resample()` by itself, after its loader was built or in another
+    function; a method in a loop only, since others prepare it."""
+    if spelling(node.value) != name or (
+        source.function_of(node) is source.function_of(loader) and _is_before(node, loader)
+    ):
+        return False
+    above: ast.AST | None = source.parent(node)
+    if isinstance(above, ast.Call) and above.func is node and isinstance(source.parent(above), ast.Expr):
+        return source.enclosing(node, (ast.For, ast.While)) is not None
+    target: ast.AST | None = node
+    while isinstance(above, ast.Subscript | ast.Attribute) and above.value is target:
+        target, above = above, source.parent(above)
+    return isinstance(getattr(target, "ctx", None), ast.Store)
+
+
+def _is_before(node: ast.AST, call: ast.Call) -> bool:
+    return getattr(node, "lineno", 0) <= call.lineno
 
 
 def opens_two_passes(source: Source) -> bool:
