@@ -152,7 +152,7 @@ def test_a_single_channel_is_taken_for_the_layout(apply) -> None:
     apply("channels-last")
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     x = torch.randn(2, 1, 8, 8)
-    assert all(is_nhwc(model(x)) for _ in range(3))
+    assert [is_nhwc(model(x)) for _ in range(3)] == [False, True, True]
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
@@ -185,3 +185,51 @@ def test_a_checkpoint_of_either_kind_goes_on_with_a_fused_optimizer(apply, optim
     assert resumed == pytest.approx(expected, rel=1e-4)
     assert trained(ours)[0] == pytest.approx(expected, rel=1e-4)
     torch.nn.utils.parameters_to_vector(ours[0].values())
+
+
+class Flattened(nn.Module):
+    """As LeNet is often written; only when it is judged, or always."""
+
+    def __init__(self, only_judged: bool) -> None:
+        super().__init__()
+        drop = nn.Dropout(0.0 if only_judged else 0.3)  # which draws in the order of the memory
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), drop)
+        self.head, self.only_judged = nn.Linear(4 * 36, 2), only_judged
+
+    def forward(self, x):
+        x = self.body(x)
+        return self.head(x.flatten(1) if self.only_judged and self.training else x.view(-1, 4 * 36))
+
+
+@pytest.mark.parametrize("only_judged", [False, True])
+def test_a_network_that_flattens_by_view_goes_on_as_it_was(apply, only_judged: bool) -> None:
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, seen = Flattened(only_judged), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(3):
+            model.train()
+            for _ in range(3):
+                optimizer.zero_grad()
+                out = model(torch.randn(4, 3, 8, 8))
+                out.square().mean().backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                seen += [out.detach(), model(torch.randn(4, 3, 8, 8))]
+        return [*seen, *model.state_dict().values(), torch.rand(1)]
+
+    expected = run()
+    patch = apply("channels-last")
+    for one, other in zip(run(), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    (reason,) = patch.joints.withdrawn
+    assert "`view`" in reason and patch.is_withdrawn
+
+
+def test_other_errors_are_the_scripts(apply) -> None:
+    apply("channels-last")
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    model(torch.randn(1, 3, 8, 8))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.randn(1, 3, 9, 9))

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hotlap.source.module import Site, Source
 
 
+_VIEWS = "view size is not compatible"
+
+
 class ChannelsLast(Technique):
     """Convolutions read images with the channels side by side in memory, the layout their fast kernels are built for.
 
@@ -82,21 +85,38 @@ class ChannelsLast(Technique):
         from torch.utils._pytree import tree_map
 
         from hotlap.observe.slot import fill_slot, leave_slot
+        from hotlap.parts.call_state import CallState
         from hotlap.parts.image_layout import Entry, nhwc
 
-        converted: weakref.WeakSet[Any] = weakref.WeakSet()
-
-        def convert(root: Any) -> None:
-            if not _takes_layout(root) or patch.joints.roots.stands_aside(root):
-                return
-            converted.add(root)
-            for layer in filter(_is_convolution, root.modules()):
-                fill_slot(patch, layer, Entry(leave_slot))
+        modes: weakref.WeakKeyDictionary[Any, set[bool]] = weakref.WeakKeyDictionary()  # that a root has gone through
 
         def call(proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
-            return proceed(root, *tree_map(nhwc, (args, kwargs))) if root in converted else proceed(root, args, kwargs)
+            if root not in modes:
+                return proceed(root, args, kwargs)
+            given = tree_map(nhwc, (args, kwargs))
+            if root.training in modes[root]:
+                return proceed(root, *given)
+            if not modes[root]:
+                for layer in filter(_is_convolution, root.modules()):
+                    fill_slot(patch, layer, Entry(leave_slot))
+            before = CallState(root)
+            try:
+                out = proceed(root, *given)
+            except RuntimeError as error:
+                if _VIEWS not in str(error):
+                    raise
+            else:
+                modes[root].add(root.training)
+                return out
+            before.put_back()
+            patch.withdraw("it flattens images by `view`, which needs the usual layout; `reshape` does not")
+            return proceed(root, args, kwargs)
 
-        patch.at(patch.joints.root_found, convert)
+        def found(root: Any) -> None:
+            if _takes_layout(root) and not patch.joints.roots.stands_aside(root):
+                modes[root] = set()
+
+        patch.at(patch.joints.root_found, found)
         patch.at(patch.joints.root_called, call)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
