@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -248,3 +250,27 @@ def test_what_a_script_chooses_for_a_second_loader_is_its_own(apply) -> None:
     epochs(chosen)
     data.epoch = 1
     assert epochs(chosen)[0][0][0] == 0, "python's workers do not see it either"
+
+
+LEAVING = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+loader = DataLoader(TensorDataset(torch.rand(96, 4)), 16, num_workers=2)
+for _ in range(2):
+    for (x,) in loader:
+        net(x).mean().backward()
+        optimizer.step()
+print(loader.persistent_workers)
+"""
+
+
+def test_workers_that_live_to_the_end_leave_nothing_behind(tmp_path) -> None:
+    (tmp_path / "train.py").write_text(LEAVING)
+    (tmp_path / "t").mkdir()
+    command = [sys.executable, "-m", "hotlap", "run", "-q", "--with", "persistent-workers", "train.py"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "t")}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
+    assert not list((tmp_path / "t").glob("pymp-*"))

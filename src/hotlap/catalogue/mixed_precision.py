@@ -42,7 +42,8 @@ class MixedPrecision(Technique):
     does not change at all. Chips without matrix units for the type are slower with it; a CPU without AMX or AVX512-BF16
     is one. Alone, on a small convolutional network, it did nothing measurable: it wants the image layout beside it.
     The fix is marked unsafe, since outputs become 16-bit tensors: NumPy knows no bf16, and a long sum of them
-    outside of autocast is rounded.
+    outside of autocast is rounded. `hotlap run` hands outputs out in fp32, as copies: where a network returns its loss
+    beside what that was made of, the gradient of the one by the other cannot be asked for.
 
     ## What changes numerically
     bf16 keeps 8 significant bits and the range of fp32, so no loss scaling is needed. fp16 keeps 11 bits but little

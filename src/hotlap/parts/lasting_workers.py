@@ -14,6 +14,8 @@ A data set that never changes has a state of 0."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -40,6 +42,15 @@ class LastingWorkers:
         self._state_of = state_of
         self._states: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._hands_out: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._process = os.getpid()
+        atexit.register(_send_home, weakref.ref(self))
+
+    def send_home(self) -> None:
+        """At the end of the script, which otherwise ends its workers in the midst of what they do: each would leave an
+        empty folder behind."""
+        for loader in list(self._states) if os.getpid() == self._process else ():
+            if isinstance(loader._iterator, _MultiProcessingDataLoaderIter):
+                loader._iterator._shutdown_workers()
 
     def keep(self, loader: Any) -> None:
         self._states[loader] = 0
@@ -74,6 +85,12 @@ class LastingWorkers:
         else:
             begin(loader)
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+
+def _send_home(lasting: weakref.ref[LastingWorkers]) -> None:
+    own = lasting()
+    if own is not None:
+        own.send_home()
 
 
 def _is_over(iterator: Any) -> bool:
