@@ -77,7 +77,8 @@ class CapturedPass(Technique):
     the model is compiled and then recorded: 8.6 ms recorded as it is. pytorch-cifar reads loss and hits in every step
     for its progress bar. Beside a loop written by hand, which reads nothing, its training steps had 0.90x the pace
     without early reads; with them 1.07x (one round) and 1.16x (two rounds), in other calls and on hosts of other speed;
-    and over whole epochs with their tests 0.92x and, after another change to those, 1.04x.
+    and over whole epochs with their tests 0.92x and, after another change to those, 1.04x. For steps of several passes,
+    and for passes that add up to one update, there is no figure yet.
     """
 
     family = Family.COMPUTE
