@@ -1,5 +1,6 @@
-"""Whether gradients flow back into a pass from elsewhere. What a recorded pass hands on has no gradient of its own, so
-that a later pass which goes back through it would lose what it owes the first one."""
+"""Whether gradients may flow back into a pass from elsewhere. What a recorded pass hands on has no gradient of its own,
+so that a later pass which goes back through it would lose what it owes the first one. Where a file goes back in one
+place only, nobody can; where it does in several, it must be plain what becomes of the results."""
 
 from __future__ import annotations
 
@@ -9,19 +10,23 @@ from typing import TYPE_CHECKING
 
 from hotlap.source.bodies import method
 from hotlap.source.device_values import READS
+from hotlap.source.handed_on import SIZES, VIEWS, WORK
 from hotlap.source.loops import Function
+from hotlap.source.models import is_module, model_spellings
 from hotlap.source.names import spelling
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
 
 _NEW = {f"torch.{name}" for name in ("empty", "zeros", "ones", "full", "eye", "arange", "rand", "randn", "randint")}
-_SIZES = {"size", "dim", "numel"}
-_KEEPING = {"append", "extend", "insert", "add", "update", "setdefault", "put"}
+_KEEPING = {"append", "extend", "insert", "add"}
 # What is asked of a result without going back through it later.
-_LET_GO = {*READS, *_SIZES, "detach", "data", "shape", "device", "dtype"}
-_PLAIN = {"float", "int", "bool", "len", "print", "str", "repr"}
-_SETTING = ast.Assign | ast.AnnAssign | ast.AugAssign
+_LET_GO = {*READS, *SIZES, "detach", "data", "shape", "device", "dtype"}
+_PLAIN = {"float", "int", "bool", "len", "print", "str", "repr", "format", "range"}
+_LIBRARIES = ("torch.", "torchvision.", "numpy.", "math.", "tqdm.", "matplotlib.")
+_BACKWARD = ("torch.autograd.backward", "torch.autograd.grad")
+_SETTING = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr
+_DEPTH = 4
 
 
 def backwards(place: ast.AST) -> list[ast.Call]:
@@ -29,32 +34,145 @@ def backwards(place: ast.AST) -> list[ast.Call]:
 
 
 def goes_back_again(source: Source, place: ast.AST, region: list[ast.stmt], results: set[str]) -> bool:
-    """Whether something in a loop, or a step's function, goes back through results of the region in it."""
+    """Whether something may go back through results of the region, which lies in a loop or a step's function."""
     inside = {one for statement in region for one in ast.walk(statement)}
-    statements = [one for one in ast.walk(place) if isinstance(one, ast.stmt) and one is not place]
-    rest = sorted((one for one in statements if one not in inside), key=lambda one: one.lineno)
-    again = next((n for n, one in enumerate(rest) if one.lineno > region[-1].lineno), len(rest))
-    always = _blocks_around(source, place, region[0])
-    reached, elsewhere = results - set(_bare(source, region)), list[tuple[set[str], ast.stmt]]()
-    for statement in [*rest[again:], *rest[:again]]:  # round the loop, up to where it begins again
-        for names, within in elsewhere:
-            reached |= names if not within.lineno <= statement.lineno <= (within.end_lineno or 0) else set()
-        for call in [node for node in _own(statement) if isinstance(node, ast.Call)]:
-            if _hands_on(call, reached):
-                if _goes_back(source, call):
-                    return True
-                if isinstance(call.func, ast.Attribute) and call.func.attr in _KEEPING:
-                    reached.add(str(spelling(call.func.value)))
-        if isinstance(statement, _SETTING) and statement.value is not None:
-            names = set(_set_by(statement))
-            if _hands_on(statement.value, reached):
-                reached |= names
-            elif not isinstance(statement, ast.AugAssign):  # something else goes by that name from here on
-                above = source.parent(statement)
-                if statement not in always and isinstance(above, ast.stmt):
-                    elsewhere.append((names & reached, above))  # as long as it is in there
-                reached -= names
-    return False
+    if not any(_is_backward(source, call) for call in source.names.call_nodes if call not in inside):
+        return False
+    results = results - set(_bare(source, region))
+    if any(_is_read_elsewhere(source, region, name) for name in results if "." in name):
+        return True
+    return _Flow(source, place, region, inside).reaches_another(results)
+
+
+def _is_read_elsewhere(source: Source, region: list[ast.stmt], name: str) -> bool:
+    """`self.fake`, by another function, of whatever object."""
+    own, attribute = source.function_of(region[0]), name.rpartition(".")[2]
+    found = [one for one in source.names.parents if isinstance(one, ast.Attribute) and one.attr == attribute]
+    return any(isinstance(one.ctx, ast.Load) and source.function_of(one) is not own for one in found)
+
+
+class _Flow:
+    """What becomes of results, from the end of the region on, round its loop, and in the rest of its function."""
+
+    def __init__(self, source: Source, place: ast.AST, region: list[ast.stmt], inside: set[ast.AST]) -> None:
+        self._source, self._place, self._models = source, place, model_spellings(source)
+        around = source.function_of(region[0]) or source.tree
+        every = sorted(_statements(around), key=lambda one: one.lineno)
+        own = [one for one in every if one not in inside]
+        in_place = set(_statements(place))
+        after = [one for one in own if one.lineno > region[-1].lineno]
+        before = [one for one in own if one.lineno < region[0].lineno]
+        self._round = [one for one in (*after, *before) if one in in_place]
+        self._rest = [one for one in (*after, *before) if one not in in_place and one is not place]
+        self._always = _blocks_around(source, place, region[0])
+        self._is_function = isinstance(place, Function)
+
+    def reaches_another(self, results: set[str]) -> bool:
+        reached, ever = set(results), set(results)
+        elsewhere: list[tuple[set[str], ast.stmt]] = []
+        for number, statement in enumerate([*self._round, *self._rest]):
+            if number == len(self._round):  # it may have been left anywhere
+                reached, elsewhere = set(ever), []
+            for names, within in elsewhere:
+                reached |= names if not within.lineno <= statement.lineno <= (within.end_lineno or 0) else set()
+            if self._is_doubtful(statement, reached):
+                return True
+            for names, value in self._settings(statement):
+                if hands_on(value, reached):
+                    reached |= names
+                elif isinstance(statement, ast.Assign | ast.AnnAssign):  # something else goes by that name from here on
+                    above = self._source.parent(statement)
+                    if statement not in self._always or number >= len(self._round):
+                        elsewhere += [(names & reached, above)] if isinstance(above, ast.stmt) else []
+                        names = names if isinstance(above, ast.stmt) else set()  # as long as it is in there
+                    reached -= names
+            ever |= reached
+        return False
+
+    def _settings(self, statement: ast.stmt) -> Iterator[tuple[set[str], ast.expr]]:
+        for node in _own(statement):
+            if isinstance(node, _SETTING) and node.value is not None:
+                yield set(_set_by(node)), node.value
+            elif isinstance(node, ast.Call) and method(node) in _KEEPING and isinstance(node.func, ast.Attribute):
+                yield from (({str(spelling(node.func.value))}, one) for one in node.args)
+        if isinstance(statement, ast.For | ast.AsyncFor):
+            yield set(_names(statement.target)), statement.iter
+        if isinstance(statement, ast.With | ast.AsyncWith):
+            for item in statement.items:
+                if item.optional_vars is not None:
+                    yield set(_names(item.optional_vars)), item.context_expr
+
+    def _is_doubtful(self, statement: ast.stmt, reached: set[str]) -> bool:
+        """Whether it goes back through what was reached, or gives it to somebody who might."""
+        nodes = list(_own(statement))
+        leaving = [one.value for one in nodes if isinstance(one, ast.Return | ast.Yield | ast.YieldFrom | ast.Await)]
+        if any(one is not None and hands_on(one, reached) for one in leaving):
+            return True
+        calls = [one for one in nodes if isinstance(one, ast.Call)]
+        return any(hands_on(one, reached) and not self._is_harmless(one, reached) for one in calls)
+
+    def _is_harmless(self, call: ast.Call, reached: set[str]) -> bool:
+        if _goes_back(self._source, call):
+            return False
+        given = [*call.args, *(one.value for one in call.keywords)]
+        name = self._source.name_of(call.func) or ""
+        if name in _PLAIN or name.startswith(_LIBRARIES) or not any(hands_on(one, reached) for one in given):
+            return True  # a method of a result among them
+        if method(call) in (WORK | VIEWS | _KEEPING) or spelling(call.func) in self._models:
+            return True
+        made = self._source.value_of(call.func)
+        if isinstance(made, ast.Call):  # `criterion(...)`
+            return (self._source.name_of(made.func) or "").startswith("torch.nn.") or is_module(self._source, made)
+        return _is_plain_function(self._source, call)
+
+
+def hands_on(node: ast.AST, names: set[str]) -> bool:
+    """Whether an expression has one of them in it, and does not let go of how that was made."""
+    if isinstance(node, ast.Attribute) and node.attr in _LET_GO:
+        return False
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("float", "int", "len"):
+        return False
+    if isinstance(node, ast.Name | ast.Attribute) and spelling(node) in names:
+        return True
+    return any(hands_on(one, names) for one in ast.iter_child_nodes(node))
+
+
+def _is_plain_function(source: Source, call: ast.Call) -> bool:
+    """A function of this file that keeps nothing, and calls no other of the project's."""
+    found = source.definition(call.func)
+    if not isinstance(found, Function):
+        return False
+    nodes = list(ast.walk(found))
+    stores = [one for one in nodes if isinstance(one, ast.Attribute | ast.Subscript) and isinstance(one.ctx, ast.Store)]
+    if stores or any(isinstance(one, ast.Global | ast.Nonlocal) for one in nodes):
+        return False
+    calls = [one for one in nodes if isinstance(one, ast.Call)]
+    names = [(source.name_of(one.func) or "", method(one)) for one in calls]
+    return all(name in _PLAIN or name.startswith(_LIBRARIES) or word in (WORK | _LET_GO) for name, word in names)
+
+
+def _bare(source: Source, region: list[ast.stmt]) -> Iterator[str]:
+    """Names that a region sets to what surely has no gradient, and to nothing else: new tensors, and sizes."""
+    settings = [node for statement in region for node in ast.walk(statement) if isinstance(node, _SETTING)]
+    for statement in settings:
+        value, names = statement.value, list(_set_by(statement))
+        is_bare = isinstance(value, ast.Call) and (source.name_of(value.func) in _NEW or method(value) in SIZES)
+        if is_bare and sum(bool({*names} & {*_set_by(one)}) for one in settings) == 1:
+            yield from names
+
+
+def _set_by(node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr) -> Iterator[str]:
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        yield from _names(target)
+
+
+def _names(target: ast.expr) -> Iterator[str]:
+    """`loss`, `self.loss`, and `losses` in `losses[name] = loss`."""
+    for one in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+        if isinstance(one, ast.Tuple | ast.List):
+            yield from _names(one)
+        else:
+            yield str(spelling(one.value if isinstance(one, ast.Subscript | ast.Starred) else one))
 
 
 def _blocks_around(source: Source, place: ast.AST, statement: ast.stmt) -> set[ast.stmt]:
@@ -67,21 +185,16 @@ def _blocks_around(source: Source, place: ast.AST, statement: ast.stmt) -> set[a
     return found
 
 
-def _bare(source: Source, region: list[ast.stmt]) -> Iterator[str]:
-    """Names that a region sets to what surely has no gradient, and to nothing else: new tensors, and sizes."""
-    settings = [node for statement in region for node in ast.walk(statement) if isinstance(node, _SETTING)]
-    for statement in settings:
-        value, names = statement.value, list(_set_by(statement))
-        is_bare = isinstance(value, ast.Call) and (source.name_of(value.func) in _NEW or method(value) in _SIZES)
-        if is_bare and sum(bool({*names} & {*_set_by(one)}) for one in settings) == 1:
-            yield from names
-
-
-def _set_by(statement: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[str]:
-    """`loss`, `self.loss`, and `losses` in `losses[name] = loss`."""
-    for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
-        for one in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
-            yield str(spelling(one.value if isinstance(one, ast.Subscript | ast.Starred) else one))
+def _statements(place: ast.AST) -> Iterator[ast.stmt]:
+    """Those that run with it: not what stands in functions and classes that are only defined there."""
+    waiting = list(ast.iter_child_nodes(place))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Function | ast.ClassDef):
+            continue
+        if isinstance(node, ast.stmt):
+            yield node
+        waiting += ast.iter_child_nodes(node)
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:
@@ -93,19 +206,15 @@ def _own(statement: ast.stmt) -> Iterator[ast.AST]:
         waiting += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.stmt)]
 
 
-def _hands_on(node: ast.AST, names: set[str]) -> bool:
-    """Whether an expression has one of them in it, and does not let go of how that was made."""
-    if isinstance(node, ast.Attribute) and node.attr in _LET_GO:
-        return False
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _PLAIN:
-        return False
-    if isinstance(node, ast.Name | ast.Attribute) and spelling(node) in names:
-        return True
-    return any(_hands_on(one, names) for one in ast.iter_child_nodes(node))
+def _is_backward(source: Source, call: ast.Call) -> bool:
+    return method(call) == "backward" or source.name_of(call.func) in _BACKWARD
 
 
-def _goes_back(source: Source, call: ast.Call) -> bool:
-    if method(call) == "backward" or source.name_of(call.func) == "torch.autograd.backward":
+def _goes_back(source: Source, call: ast.Call, depth: int = 0) -> bool:
+    if _is_backward(source, call):
         return True
-    found = source.definition(call.func)
-    return isinstance(found, Function) and bool(backwards(found))
+    found = source.definition(call.func) if depth < _DEPTH else None
+    if not isinstance(found, Function):
+        return False
+    inner = [one for one in ast.walk(found) if isinstance(one, ast.Call)]
+    return any(_goes_back(source, one, depth + 1) for one in inner)

@@ -4,27 +4,31 @@ them, so the statements that go back may come first."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hotlap.source.bodies import method
+from hotlap.source.bodies import constant, method
 from hotlap.source.device_values import READS
 from hotlap.source.handed_on import SIZES, WORK
+from hotlap.source.models import model_spellings
 from hotlap.source.names import spelling
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
 
+LATE = ("hotlap.parts.late_reads.read_later", "hotlap.parts.late_reads.read_now")
 _PURE = {"float", "int", "bool", "len", "str", "repr", "round", "min", "max", "sum", "abs", "format", "range", "zip"}
 _PURE |= {"list", "tuple", "sorted", "enumerate", "print"}
-_ASKING = {*READS, *SIZES, *WORK, "data", "astype", "format", "join", "strip", "split", "replace", "get_last_lr"}
-_ASKING |= {"keys", "values", "items", "ljust", "rjust", "nelement", "mean", "argmax"}
+_ASKING = {*READS, *SIZES, *WORK, "data", "astype", "format", "join", "strip", "split", "replace", "keys", "values"}
+_ASKING |= {"items", "ljust", "rjust", "nelement"}
 _TELLING = {"append", "add_scalar", "set_postfix", "set_postfix_str", "set_description", "write", "info", "debug"}
-LATE = ("hotlap.parts.late_reads.read_later", "hotlap.parts.late_reads.read_now")
 _LOOKING = (
     ast.Name | ast.Constant | ast.Attribute | ast.Subscript | ast.Slice | ast.BinOp | ast.UnaryOp | ast.BoolOp
 ) | (ast.Compare | ast.IfExp | ast.Tuple | ast.List | ast.Dict | ast.JoinedStr | ast.FormattedValue | ast.keyword)
 _HIDDEN = ("grad", "training", "parameters", "modules", "state_dict")  # what a pass changes, or is changed by
+_FIELDS = re.compile(r"\{[^{}:]*\}")  # of a format, without a word on how a number is to be written
+_NUMBERS = re.compile(r"(?:[^%]|%%|%[-+ 0#]*\d*(?:\.\d+)?[dfeg])*")  # the only conversions of a `%` format
 
 
 def only_shows(source: Source, statement: ast.stmt) -> bool:
@@ -37,32 +41,93 @@ def only_shows(source: Source, statement: ast.stmt) -> bool:
         return _is_pure(source, statement.value) and all(isinstance(one, ast.Name) for one in _named(targets))
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
-        given = [*call.args, *call.keywords]
-        if source.name_of(call.func) == "print" or method(call) in _TELLING:
-            return all(_is_pure(source, one) for one in given)
-        is_read = any(isinstance(one, ast.Call) and _reads(source, one) for one in call.args)
-        return method(call) == "update" and is_read and all(_is_pure(source, one) for one in given)
+        is_told = source.name_of(call.func) == "print" or method(call) in _TELLING
+        return is_told and all(_is_pure(source, one) for one in (*call.args, *call.keywords))
     return isinstance(statement, ast.Pass)
+
+
+def can_come_first(source: Source, statement: ast.stmt) -> bool:
+    """Of a pass: it clears gradients, goes back, or reckons with torch's own functions and changes nothing in place."""
+    if isinstance(statement, ast.Expr):
+        return True  # only those two are plain
+    if not isinstance(statement, ast.Assign) or _changes_in_place(statement):
+        return False
+    calls = [node for node in ast.walk(statement.value) if isinstance(node, ast.Call)]
+    return all((source.name_of(one.func) or "").startswith("torch.") or method(one) in WORK for one in calls)
 
 
 def can_wait(showing: Sequence[ast.stmt], passed: Sequence[ast.stmt]) -> bool:
     """Whether it makes no difference to statements that only show if they come after some of a pass."""
     reads, writes = _reads_and_writes(showing)
     computed, stored = _reads_and_writes(passed)
-    is_apart = not (reads | writes) & stored and not writes & computed
-    return is_apart and not any(map(_changes_in_place, passed))
+    return not (reads | writes) & stored and not writes & computed
 
 
-def shows_whole(statements: Sequence[ast.stmt], names: set[str]) -> bool:
-    """Whether one of the names is printed as a tensor, with all that torch tells of how it was made."""
-    for node in [one for statement in statements for one in ast.walk(statement)]:
-        shown: list[ast.expr] = []
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "str", "repr"):
-            shown = node.args
-        elif isinstance(node, ast.FormattedValue) and node.format_spec is None:
-            shown = [node.value]
-        if any(spelling(one) in names for one in shown):
+def shows_numbers(source: Source, statements: Sequence[ast.stmt], results: set[str]) -> bool:
+    """Whether results are only read as numbers, or worked into what is. A tensor that is printed, or kept, tells how it
+    was made, and what is done to it is seen by others."""
+    tensors, inside = set(results), {node for statement in statements for node in ast.walk(statement)}
+    for statement in _simple(statements):
+        nodes = [one for one in ast.walk(statement) if spelling(one) in tensors and not _is_part(source, one)]
+        loose = [one for one in nodes if not _is_read(source, one, statement)]
+        if not loose:
+            continue
+        if not isinstance(statement, ast.Assign):
+            return False
+        targets = list(_named(statement.targets))
+        if any(use not in inside for one in targets if isinstance(one, ast.Name) for use in _loads(source, one)):
+            return False
+        tensors |= {str(spelling(one)) for one in targets}
+    return True
+
+
+def _loads(source: Source, target: ast.Name) -> Iterator[ast.Name]:
+    yield from (use for use in source.uses(target) if isinstance(use.ctx, ast.Load))
+
+
+def _simple(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
+    for statement in statements:
+        if isinstance(statement, ast.If):
+            yield statement.test
+            yield from _simple([*statement.body, *statement.orelse])
+        else:
+            yield statement
+
+
+def _is_part(source: Source, node: ast.AST) -> bool:
+    """`self` of `self.loss`, which is looked at as a whole."""
+    above = source.parent(node)
+    return isinstance(above, ast.Attribute) and not _is_method(source, above)
+
+
+def _is_method(source: Source, node: ast.Attribute) -> bool:
+    call = source.parent(node)
+    return isinstance(call, ast.Call) and call.func is node
+
+
+def _is_read(source: Source, node: ast.AST, whole: ast.AST) -> bool:
+    """Whether nothing but a number, or its size, leaves the expression in which it is mentioned."""
+    inner = node
+    for above in source.ancestors(node):
+        if isinstance(above, ast.Call):
+            if method(above) in ("item", "tolist", "numel", "size", "dim") and inner is above.func:
+                return True
+            name = source.name_of(above.func) or ""
+            if name in ("float", "int", "len", *LATE) and inner is not above.func:
+                return True
+            template = constant(above.func.value) if isinstance(above.func, ast.Attribute) else None
+            if method(above) == "format" and isinstance(template, str) and inner is node and node in above.args:
+                return not _FIELDS.search(template)
+        if isinstance(above, ast.Attribute) and above.attr in ("shape", "dtype", "device"):
             return True
+        if isinstance(above, ast.FormattedValue) and inner is node:
+            return above.format_spec is not None
+        if isinstance(above, ast.BinOp) and isinstance(above.op, ast.Mod) and isinstance(constant(above.left), str):
+            given = above.right.elts if isinstance(above.right, ast.Tuple) else [above.right]
+            return node in given and bool(_NUMBERS.fullmatch(str(constant(above.left))))
+        if above is whole:
+            return False
+        inner = above
     return False
 
 
@@ -82,14 +147,10 @@ def _is_pure(source: Source, node: ast.AST) -> bool:
             if not _is_pure(source, node.func.value):
                 return False
         return all(_is_pure(source, one) for one in (*node.args, *node.keywords))
-    if isinstance(node, ast.Attribute) and node.attr in _HIDDEN:
+    if isinstance(node, ast.Attribute) and (node.attr in _HIDDEN or spelling(node.value) in model_spellings(source)):
         return False
     parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr | ast.keyword)]
     return isinstance(node, _LOOKING) and all(_is_pure(source, one) for one in parts)
-
-
-def _reads(source: Source, call: ast.Call) -> bool:
-    return method(call) in READS or source.name_of(call.func) in (*LATE, "float", "int")
 
 
 def _reads_and_writes(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
@@ -101,7 +162,7 @@ def _reads_and_writes(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str
             (writes if isinstance(node.ctx, ast.Store) else reads).add(name)  # type: ignore[attr-defined]
         if isinstance(node, ast.AugAssign):
             reads |= {str(spelling(node.target))}
-        if isinstance(node, ast.Call) and method(node) in (*_TELLING, "update"):
+        if isinstance(node, ast.Call) and method(node) in _TELLING:
             writes.add(str(spelling(node.func.value)))  # type: ignore[attr-defined]
     return reads, writes
 
@@ -110,5 +171,5 @@ def _changes_in_place(statement: ast.stmt) -> bool:
     """`out.relu_()`, of which nothing is set."""
     calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
     names = [method(call) or "" for call in calls]
-    is_in_place = any(name.endswith("_") and not name.endswith("__") and name != "requires_grad_" for name in names)
+    is_in_place = any(name.endswith("_") and not name.endswith("__") for name in names)
     return is_in_place or any(one.arg in ("inplace", "out") for call in calls for one in call.keywords)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hotlap.source.bodies import body_of, method, own_nodes
+from hotlap.source.bodies import body_of, constant, method, own_nodes
 from hotlap.source.callers import parameters
 from hotlap.source.device_values import READS
 from hotlap.source.edits import can_wrap
@@ -16,8 +16,8 @@ from hotlap.source.going_back import backwards, goes_back_again
 from hotlap.source.loops import Function, Loop
 from hotlap.source.models import model_spellings, run_by
 from hotlap.source.names import spelling
-from hotlap.source.showing import LATE, can_wait, only_shows, shows_whole
-from hotlap.source.traffic import NotStraight, Traffic, is_read_in_a_branch, is_surely_set, set_in
+from hotlap.source.showing import LATE, can_come_first, can_wait, only_shows, shows_numbers
+from hotlap.source.traffic import NotStraight, Traffic, is_read_by_others, is_read_in_a_branch, is_surely_set, set_in
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
@@ -79,12 +79,15 @@ def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
     between = _shown(source, region, [one for one in showing if one.lineno > region[0].lineno])
     region = [one for one in region if one not in between]
     late = [one for one in region if between and one.lineno > between[0].lineno]
-    if late and not _can_come_first(source, late, between):
+    waits = [(one, [after for after in late if after.lineno > one.lineno]) for one in between]
+    if not all(can_come_first(source, one) for one in late) or not all(can_wait([one], rest) for one, rest in waits):
         raise NotStraight(f"line {between[0].lineno} does something else than computing")
     if not all(can_wrap(source, one, one) for one in (*late, *between)) or not can_wrap(source, region[0], region[-1]):
         raise NotStraight("it shares a line with something else")
     traffic = Traffic(source, region)
     reads, stores = list(traffic.reads), list(traffic.stores)
+    if name := next((one for one in stores if is_read_by_others(source, region, one)), ""):
+        raise NotStraight(f"{name} is read by a function that is defined elsewhere")
     changing = set_in(place)
     inputs = [name for name in reads if name in changing or name in stores]
     carried = set(reads) - _set_before(source, place, region[0])
@@ -95,7 +98,7 @@ def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
         if is_read_in_a_branch(region, name) and not is_surely_set(source, name, region[0]):
             raise NotStraight(f"{name} may not be set where it begins")
     given = [f"{name}.detach()" if _is_only_detached(source, region, name) else name for name in inputs]
-    if shows_whole(between, set(results)):
+    if late and not shows_numbers(source, between, set(results)):
         raise NotStraight(f"line {between[0].lineno} does something else than computing")
     ahead_of = between[0] if late else None
     return Pass(region[0], region[-1], tuple(inputs), tuple(given), results, number, tuple(late), ahead_of)
@@ -111,14 +114,6 @@ def _shown(source: Source, region: list[ast.stmt], between: list[ast.stmt]) -> l
             between = sorted([*between, one], key=lambda shown: shown.lineno)
         stored |= set_in(one)
     return between
-
-
-def _can_come_first(source: Source, late: list[ast.stmt], between: list[ast.stmt]) -> bool:
-    """Whether statements of a pass may come before some that only show something."""
-    models = model_spellings(source)
-    if any(_calls_model(one, models) for one in late):
-        return False  # which would change the statistics of its norms
-    return all(can_wait([one], [after for after in late if after.lineno > one.lineno]) for one in between)
 
 
 def _is_only_detached(source: Source, region: list[ast.stmt], name: str) -> bool:
@@ -141,7 +136,9 @@ def _is_plain_function(source: Source, place: ast.AST) -> None:
     if isinstance(holder, ast.AsyncFunctionDef) or any(isinstance(node, _SUSPENDING) for node in nodes):
         raise NotStraight("its function is a generator or asynchronous")
     called = {source.name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
-    if called & {"locals", "eval", "exec", "torch.autograd.grad"} or source.mentions("create_graph", "retain_graph"):
+    if called & {"locals", "vars", "dir", "globals", "eval", "exec", "torch.autograd.grad"} or source.mentions(
+        "create_graph", "retain_graph"
+    ):
         raise NotStraight("gradients or variables are also reached in another way")
 
 
@@ -230,8 +227,15 @@ def _is_plain_value(source: Source, value: ast.expr) -> None:
         is_open = isinstance(node, ast.Starred) and not isinstance(node.value, ast.Name | ast.Attribute)
         if isinstance(node, _DECIDING | _SUSPENDING) or is_open:
             raise NotStraight(f"line {value.lineno} is decided by Python")
+        if isinstance(node, ast.Call) and _wants_gradients(node):
+            raise NotStraight(f"line {value.lineno} makes a tensor that gets a gradient")
         if isinstance(node, ast.Call) and _tells(source, node):
             raise NotStraight(f"line {value.lineno} waits for the device, draws on the host, or tells somebody")
+
+
+def _wants_gradients(call: ast.Call) -> bool:
+    asked = [constant(one.value) for one in call.keywords if one.arg == "requires_grad"]
+    return method(call) in ("requires_grad_", "retain_grad") or any(one is not False for one in asked)
 
 
 def _tells(source: Source, call: ast.Call) -> bool:

@@ -80,10 +80,22 @@ def is_read_in_a_branch(region: list[ast.stmt], name: str) -> bool:
     return not any(isinstance(node, ast.Name) and node.id == name for node in always)
 
 
+def is_read_by_others(source: Source, region: list[ast.stmt], name: str) -> bool:
+    """Whether a function that is defined elsewhere looks at a name that the region sets: while the region runs in a
+    function of its own, it would see the value of the step before."""
+    nodes = (node for statement in region for node in ast.walk(statement) if isinstance(node, ast.Name))
+    node = next((one for one in nodes if one.id == name), None)
+    own = source.function_of(region[0])
+    return node is not None and any(source.function_of(use) is not own for use in source.uses(node))
+
+
 def _unbranched(node: ast.AST) -> Iterator[ast.AST]:
     yield node
-    branching = isinstance(node, ast.If | ast.IfExp)
-    for one in [node.test] if branching else ast.iter_child_nodes(node):  # type: ignore[attr-defined]
+    if isinstance(node, ast.If | ast.IfExp):
+        always = [node.test]
+    else:
+        always = node.values[:1] if isinstance(node, ast.BoolOp) else list(ast.iter_child_nodes(node))  # type: ignore[assignment]
+    for one in always:
         yield from _unbranched(one)
 
 
