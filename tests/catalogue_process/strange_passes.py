@@ -236,3 +236,76 @@ def what_is_shown_before_it_goes_back():
             optimizer.step()
         log.append((epoch, total, right, epoch_loss, tuple(losses)))
     return log, model, optimizer
+
+
+def a_judge_that_is_frozen_for_its_maker():
+    (maker, judge), log = pair(), []
+    for_maker = torch.optim.SGD(maker.parameters(), lr=0.05)
+    for_judge = torch.optim.SGD(judge.parameters(), lr=0.05)
+    for _ in range(6):
+        for x, _y in batches():
+            x = x.to(device)
+            judge.requires_grad_(False)
+            maker.zero_grad()
+            judge.zero_grad()
+            made = maker(x)
+            fooled = F.softplus(-judge(made)).mean()
+            fooled.backward()
+            for_maker.step()
+            judge.requires_grad_(True)
+            told = F.softplus(-judge(x)).mean() + F.softplus(judge(made.detach())).mean()
+            told.backward()
+            for_judge.step()
+            log.append((fooled.item(), told.item()))
+    return log, nn.ModuleList([maker, judge]), for_judge
+
+
+def a_head_that_works_in_place():
+    (body, _), log = pair(), []
+    head = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8)).to(device)
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.05)
+    for _ in range(6):
+        for x, y in batches():
+            optimizer.zero_grad()
+            features = body(x.to(device))
+            assert features.dim() == 2
+            loss = F.cross_entropy(head(features), y.to(device))
+            loss.backward()
+            optimizer.step()
+            log.append(loss.item())
+    return log, nn.ModuleList([body, head]), optimizer
+
+
+def gradients_that_are_centred():
+    (model, _), log = pair(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(6):
+        for x, y in batches():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x.to(device)), y.to(device))
+            loss.backward()
+            for p in model.parameters():
+                if p.dim() > 1:
+                    p.grad.data = p.grad.data - p.grad.data.mean(dim=1, keepdim=True)
+            optimizer.step()
+            log.append(loss.item())
+    return log, model, optimizer
+
+
+def told(out, y, parts):
+    parts["loss"] = F.cross_entropy(out, y).detach()
+    return F.cross_entropy(out, y)
+
+
+def what_is_put_into_what_was_given():
+    (model, _), log = pair(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(6):
+        for x, y in batches():
+            parts = {}
+            optimizer.zero_grad()
+            loss = told(model(x.to(device)), y.to(device), parts)
+            loss.backward()
+            optimizer.step()
+            log.append((loss.item(), parts["loss"].item()))
+    return log, model, optimizer

@@ -46,6 +46,8 @@ LOOPS = loops()
 WITHOUT = {  # passes that are not recorded, and what is said of them
     "a_penalty_now_and_then": "",
     "two_passes_a_step": "",
+    "gradients_that_are_centred": "",
+    "what_is_put_into_what_was_given": "it puts something into what it is given",
 }
 
 
@@ -143,6 +145,8 @@ def test_without_a_look_at_what_changes_they_would_differ(name: str, monkeypatch
         ("judges_of_two_makers", [20, 20, 20]),
         ("a_maker_now_and_then", [60, 10]),
         ("four_passes_to_an_update", [40]),
+        ("a_judge_that_is_frozen_for_its_maker", [20, 20]),
+        ("a_head_that_works_in_place", [20]),
     ],
 )
 def test_each_pass_of_a_step_is_recorded(name: str, replays: list[int]) -> None:

@@ -25,6 +25,8 @@ PASSES = {  # how often each pass is replayed at least
     "a_maker_now_and_then": [60, 10],
     "four_passes_to_an_update": [40],
     "gradients_set_to_zero": [20],
+    "a_judge_that_is_frozen_for_its_maker": [20, 20],
+    "a_head_that_works_in_place": [20],
     "a_way_that_the_settings_decide": [20],
     "what_is_given_as_a_whole": [20],
     "what_is_shown_before_it_goes_back": [20],

@@ -208,6 +208,19 @@ def test_passes_of_two_networks_in_turns() -> None:
         ADVERSARIES.replace("for_judge.zero_grad()", "both = fake + 1").replace("fake.detach()", "both"),
         ADVERSARIES.replace("for_judge.zero_grad()", "kept.append(fake)").replace("fake.detach()", "kept[0]"),
         ADVERSARIES.replace("for_judge.zero_grad()", "kept['fake'] = fake").replace("fake.detach()", "kept['fake']"),
+        ADVERSARIES.replace("fake.detach()", "fake.cpu()"),
+        ADVERSARIES.replace("for_judge.zero_grad()", "state['a']['fake'] = fake").replace(
+            "fake.detach()", "state['a']['fake']"
+        ),
+        ADVERSARIES.replace("for_judge.zero_grad()", "kept.fake = fake").replace("fake.detach()", "kept.all()"),
+        ADVERSARIES.replace("for_judge.zero_grad()", "pool.push(fake)").replace("fake.detach()", "x"),
+        ADVERSARIES.replace("judge(fake.detach())).mean()", "(again := fake)).mean()"),
+        ADVERSARIES.replace("for_judge.zero_grad()", "for one in [fake]:\n    other = one").replace(
+            "fake.detach()", "other"
+        ),
+        ADVERSARIES.replace("for_judge.zero_grad()", "with given(fake) as one:\n    pass").replace(
+            "fake.detach()", "one"
+        ),
         ADVERSARIES.replace("model(x)", "model(x, told)").replace("optimizer.step()", "pass", 1) + "fake = fake + 1",
     ],
 )
@@ -313,3 +326,62 @@ def test_what_only_shows_something_comes_after_the_pass() -> None:
 def test_what_the_pass_goes_on_with_keeps_its_place() -> None:
     (one,) = straight_passes(Source(SHOWING))
     assert not isinstance(one, Pass), "the loss that is shown is not the one that goes back"
+
+
+BEFORE_LOOP = """
+def judged(fake):
+    loss = judge(fake).mean()
+    loss.backward()
+    for_judge.step()
+
+def train(loader):
+    for x, y in loader:
+        for part in x:
+            optimizer.zero_grad()
+            fake = model(part)
+            loss = fake.mean()
+            loss.backward()
+            optimizer.step()
+        {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "is_left"),
+    [
+        ("print(loss.item(), fake.shape)", False),
+        ("judged(fake.detach())", False),
+        ("judged(fake)", True),
+        ("steps = {'judge': judged}\n        steps['judge'](fake)", True),
+        ("judge(fake).mean().backward()", True),
+        ("return fake", True),
+    ],
+)
+def test_results_are_followed_beyond_their_loop(after: str, is_left: bool) -> None:
+    found = list(straight_passes(Source(HEAD + BEFORE_LOOP.format(after=after))))
+    mine = [one for one in found if isinstance(one, Pass) and "part" in one.inputs]
+    assert (not mine) is is_left, found
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def rate():\n    return beta\n\nfor x, y in loader:\n    out = model(x)\n    beta = 1\n"
+         "    loss = out.mean() * rate()\n    loss.backward()\n    optimizer.step()\n", "defined elsewhere"),
+        ("for x, y in loader:\n    out = model(x)\n    noise = torch.rand(2, requires_grad=True)\n"
+         "    loss = (out + noise).mean()\n    loss.backward()\n    optimizer.step()\n", "gets a gradient"),
+        ("for x, y in loader:\n    out = model(x)\n    loss = out.mean() if stopped.is_set() else out.std()\n"
+         "    loss.backward()\n    optimizer.step()\n", "asks somebody"),
+        ("def run():\n    for x, y in loader:\n        model(x).mean().backward()\n        optimizer.step()\n"
+         "        print('{x}'.format(**vars()))\n", "another way"),
+    ],
+)  # fmt: skip
+def test_names_and_decisions_that_others_have_a_part_in(text: str, reason: str) -> None:
+    (one,) = straight_passes(Source(HEAD + text))
+    assert not isinstance(one, Pass) and reason in str(one[1]), one
+
+
+def test_a_name_that_may_be_nothing_is_not_asked_to_detach() -> None:
+    text = "for x, y in loader:\n    out = model(x)\n    loss = out.mean() + (y.detach().mean() if model.deep else 0)\n"
+    (one,) = straight_passes(Source(HEAD + text + "    loss.backward()\n    optimizer.step()\n"))
+    assert isinstance(one, Pass) and one.given == ("x", "y")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PART, _CALL, _NAME = "hotlap.parts.recorded_pass", "recorded", "one_pass"
 _EARLY, _READ = "reading_early", "read_early"
+_MOST = 8  # passes a step
 
 
 class CapturedPass(Technique):
@@ -95,9 +96,9 @@ class CapturedPass(Technique):
 
     def spot(self, source: Source) -> Iterator[Site]:
         """Doubtful, all of them: whether the host is too slow for its device cannot be read from source."""
-        if not uses_device(source) or source.mentions(_CALL, _NAME, _EARLY, _READ):
+        if not uses_device(source) or source.mentions(_CALL, _NAME, _EARLY, _READ, *map(_name, range(1, _MOST))):
             return
-        passes = [one for one in straight_passes(source) if isinstance(one, Pass)]
+        passes = [one for one in straight_passes(source) if isinstance(one, Pass) and one.number < _MOST]
         for found in passes:
             if found.late or not any(one.late for one in passes):  # the others are written when these are in a row
                 message = "forward and backward are started kernel by kernel; one graph needs a single launch"
@@ -116,7 +117,7 @@ class CapturedPass(Technique):
         if found.ahead_of is not None:
             yield from move_before(source, list(found.late), found.ahead_of)
             return
-        name = _NAME if not found.number else f"pass_{found.number + 1}"
+        name = _name(found.number)
         yield from wrap_statements(source, found.first, found.last, f"def {name}({', '.join(found.inputs)}):")
         results, call = ", ".join(found.results), f"{_CALL}({', '.join((name, *found.given))})"
         unit = indentation_unit(source, found.first)
@@ -129,6 +130,10 @@ class CapturedPass(Technique):
         for read in single_reads(source, found, beside):
             yield from replace_node(source, read, f"{_READ}({name}, {source.segment(receiver(read))})")
         yield from add_import(source, f"from {_PART} import {', '.join(_imported(source))}")
+
+
+def _name(number: int) -> str:
+    return _NAME if not number else f"pass_{number + 1}"
 
 
 def _imported(source: Source) -> list[str]:

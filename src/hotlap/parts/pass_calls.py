@@ -10,7 +10,7 @@ import torch
 
 from hotlap.parts.graph_recorder import Recorder, settings, watched_by
 from hotlap.parts.pass_recording import NUMBERS, flat
-from hotlap.parts.pass_stand_ins import stands_in
+from hotlap.parts.pass_stand_ins import stands_in, taken
 from hotlap.parts.waiting_tensor import Waiting
 
 _DATA = (torch.Tensor, Waiting)
@@ -25,7 +25,7 @@ class Call:
     why_not: str
 
     def plain(self) -> Any:
-        return self.function(*self.inputs)
+        return self.function(*map(taken, self.inputs))
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -46,7 +46,7 @@ def _form(leaves: Sequence[Any]) -> list[Any]:
         if isinstance(leaf, torch.Tensor):
             found += (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
         else:
-            found += (type(leaf), leaf if isinstance(leaf, NUMBERS) else id(leaf))
+            found += (type(leaf), (leaf, str(leaf)) if isinstance(leaf, NUMBERS) else id(leaf))  # -0.0 is 0.0
     return found
 
 

@@ -27,7 +27,8 @@ class Look(TorchDispatchMode):
         self.reason = ""
         self._device = device
         self._lasting = grounds.addresses()
-        self._known = self._lasting | {address(one) for one in tensors(inputs)}
+        self._inputs = {address(one) for one in tensors(inputs)} - {0}
+        self._known = self._lasting | self._inputs
         self._weights = {address(one) for one in grounds.tensors if is_weight(one)} - {0}
         self._grads = set(map(address, grounds.grads()))
         self._made: set[int] = set()
@@ -42,8 +43,10 @@ class Look(TorchDispatchMode):
         if not self.reason:
             changed = set(map(address, written(function, args, kwargs)))
             self._made |= changed & self._grads  # one that is added to, or set to zero, where it lies
-            is_change = not self._weights.isdisjoint(changed)
-            self.reason = "it changes its weights" if is_change else self._judged(function, args, given, tensors(out))
+            is_change = not (self._weights | self._inputs).isdisjoint(changed)
+            self.reason = (
+                "it changes its inputs or weights" if is_change else self._judged(function, args, given, tensors(out))
+            )
         return out
 
     def _judged(self, function: Any, args: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> str:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hotlap.parts.added_gradients import Added, note_recorded
 from hotlap.parts.graph_recorder import Moment, Recorder
 from hotlap.parts.pass_grounds import Grounds
 from hotlap.parts.pass_look import noting_backward, tensors
+from hotlap.parts.pass_stand_ins import taken
 from hotlap.parts.reach import Unfit, is_weight
 from hotlap.parts.waiting_tensor import lying_on
 
@@ -42,6 +44,7 @@ class Recording:
     def __post_init__(self) -> None:
         self._alone: dict[bool, list[int]] = {}  # who has each gradient while the script keeps none; weights do as well
         note_recorded(self.grads)
+        self._addresses = list(map(_address, self.grads))
         self._storages = [grad.untyped_storage() for grad in self.grads]
         self._stored_at = [storage._cdata for storage in self._storages]
         self.given = tensors(self.results)  # what copies are made of
@@ -50,7 +53,8 @@ class Recording:
     @property
     def begins_alike(self) -> bool:
         """Whether gradients are there, and are not, as they were when it was recorded. What it drops may be either."""
-        return all(weight.grad is None for weight in self.bare) and self.added.are_there
+        is_where_it_was = list(map(_address, self.grads)) == self._addresses  # `grad.data = ...` moves it
+        return is_where_it_was and all(weight.grad is None for weight in self.bare) and self.added.are_there
 
     @property
     def is_held(self) -> bool:
@@ -139,6 +143,7 @@ class Recording:
 
 
 _grad = operator.attrgetter("grad")
+_address = torch.Tensor.data_ptr
 
 
 def recording_of(
@@ -150,15 +155,15 @@ def recording_of(
 ) -> Recording:
     """Nothing is computed by it, and gradients are again what they were."""
     grounds = Grounds(function, others(leaves))
-    trained = [tensor for tensor in dict.fromkeys(grounds.tensors) if tensor.requires_grad]
-    weights = list(dict.fromkeys([*trained, *grounds.updated]))
+    known = [tensor for tensor in grounds.tensors if is_weight(tensor)]  # frozen ones may be cleared as well
+    weights = list(dict.fromkeys([*known, *grounds.updated]))
     before = [weight.grad for weight in weights]
     versions = [grad._version if grad is not None else 0 for grad in before]
     own = [_static(one, device) if isinstance(one, torch.Tensor) else one for one in leaves]
     fed, seen = _like(inputs, own), _Seen(recorder)
     try:
         with noting_backward(seen):
-            replay = recorder.record(lambda: seen.keep(function(*fed)), device)
+            replay = recorder.record(lambda: seen.keep(function(*map(taken, fed))), device)
         after = [weight.grad for weight in weights]
     finally:
         for weight, grad in zip(weights, before, strict=True):
@@ -230,7 +235,9 @@ class _State:
     def put_back(self) -> None:
         with torch.no_grad():
             for one, value in zip(self._tensors, self.values, strict=True):
-                one.copy_(value)
+                # as if nobody had been there: what was made before, outside of the pass, may still go back through it
+                with _unsafe_preserve_version_counter(one):
+                    one.copy_(value)
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(self._random, self._device)
         else:

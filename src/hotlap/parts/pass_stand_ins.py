@@ -26,6 +26,11 @@ def stands_in(one: torch.Tensor) -> bool:
     return one.requires_grad and _MARK in getattr(one, "__dict__", ())
 
 
+def taken(one: Any) -> Any:
+    """A stand-in as the pass is given it: no leaf, which must not be changed in place."""
+    return one.clone() if isinstance(one, torch.Tensor) and one.requires_grad and one.is_leaf else one
+
+
 def go_back(given: Sequence[Any], stand_ins: Sequence[Any]) -> None:
     """Not by `torch.autograd.backward`, which others watch: this is no loss of the script's."""
     pairs = [(one, own.grad) for one, own in zip(given, stand_ins, strict=True) if own is not one]

@@ -42,6 +42,7 @@ from hotlap.parts.pass_recording import (
     Recording,
     can_be_copied,
     detached,
+    flat,
     others,
     recording_of,
 )
@@ -214,6 +215,10 @@ class RecordedPass:
         except Unfit as reason:
             self._give_up(str(reason))
             return call.plain()
+        buffers = {address(one) for one in grounds.tensors if not is_weight(one)} - {0}
+        if not buffers.isdisjoint(map(address, call.tensors)):
+            self._give_up("it is given a buffer of its model, which it may change on the way")
+            return call.plain()
         if any(one.is_inference() for one in (*grounds.tensors, *call.tensors)):
             self._give_up("it works with tensors of inference mode, of which nobody can tell whether they change")
             return call.plain()
@@ -232,6 +237,8 @@ class RecordedPass:
             self._give_up("it draws random numbers on the host")
         elif not grounds.hold(call.function):
             self._give_up(f"it leaves something behind: {grounds.why}")
+        elif not _are_the_same(call.leaves, flat(call.inputs)[0]):
+            self._give_up("it puts something into what it is given")
         elif versions != [one._version for one in lasting]:
             self._give_up("it changes its inputs or weights")
         elif not can_be_copied(out):
@@ -291,3 +298,7 @@ class RecordedPass:
             self._graphs.clear()
             self.refused = reason
             listeners.refused(reason)
+
+
+def _are_the_same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(ones) == len(others) and all(one is other for one, other in zip(ones, others, strict=True))

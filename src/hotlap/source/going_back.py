@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hotlap.source.bodies import method
+from hotlap.source.bodies import constant, method
 from hotlap.source.device_values import READS
 from hotlap.source.handed_on import SIZES, VIEWS, WORK
 from hotlap.source.loops import Function
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 _NEW = {f"torch.{name}" for name in ("empty", "zeros", "ones", "full", "eye", "arange", "rand", "randn", "randint")}
 _KEEPING = {"append", "extend", "insert", "add"}
 # What is asked of a result without going back through it later.
-_LET_GO = {*READS, *SIZES, "detach", "data", "shape", "device", "dtype"}
+_LET_GO = {*READS, *SIZES, "detach", "data", "shape", "device", "dtype"} - {"cpu"}
+_LATE = ("read_later", "read_now", "read_early")
 _PLAIN = {"float", "int", "bool", "len", "print", "str", "repr", "format", "range"}
-_LIBRARIES = ("torch.", "torchvision.", "numpy.", "math.", "tqdm.", "matplotlib.")
+_LIBRARIES = ("torch.", "torchvision.", "numpy.", "math.", "tqdm.", "matplotlib.", "hotlap.")
 _BACKWARD = ("torch.autograd.backward", "torch.autograd.grad")
 _SETTING = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr
 _DEPTH = 4
@@ -56,7 +57,7 @@ class _Flow:
 
     def __init__(self, source: Source, place: ast.AST, region: list[ast.stmt], inside: set[ast.AST]) -> None:
         self._source, self._place, self._models = source, place, model_spellings(source)
-        around = source.function_of(region[0]) or source.tree
+        self._around = around = source.function_of(region[0]) or source.tree
         every = sorted(_statements(around), key=lambda one: one.lineno)
         own = [one for one in every if one not in inside]
         in_place = set(_statements(place))
@@ -65,7 +66,6 @@ class _Flow:
         self._round = [one for one in (*after, *before) if one in in_place]
         self._rest = [one for one in (*after, *before) if one not in in_place and one is not place]
         self._always = _blocks_around(source, place, region[0])
-        self._is_function = isinstance(place, Function)
 
     def reaches_another(self, results: set[str]) -> bool:
         reached, ever = set(results), set(results)
@@ -106,10 +106,24 @@ class _Flow:
         """Whether it goes back through what was reached, or gives it to somebody who might."""
         nodes = list(_own(statement))
         leaving = [one.value for one in nodes if isinstance(one, ast.Return | ast.Yield | ast.YieldFrom | ast.Await)]
-        if any(one is not None and hands_on(one, reached) for one in leaving):
+        if (
+            any(one is not None and hands_on(one, reached) for one in leaving)
+            and not self._goes_to_one_who_only_looks()
+        ):
             return True
         calls = [one for one in nodes if isinstance(one, ast.Call)]
         return any(hands_on(one, reached) and not self._is_harmless(one, reached) for one in calls)
+
+    def _goes_to_one_who_only_looks(self) -> bool:
+        """Whether all who call the function go back by it alone."""
+        around = self._around
+        found = self._source.callers(around) if isinstance(around, Function) else []
+        callers = [(source, call) for source, call in found if _may_be_for(around, call)]  # not `optimizer.step()`
+        for source, call in callers:
+            beside = ast.walk(source.function_of(call) or source.tree)
+            if any(isinstance(one, ast.Call) and one is not call and _goes_back(source, one) for one in beside):
+                return False
+        return bool(callers)
 
     def _is_harmless(self, call: ast.Call, reached: set[str]) -> bool:
         if _goes_back(self._source, call):
@@ -126,11 +140,28 @@ class _Flow:
         return _is_plain_function(self._source, call)
 
 
+def _may_be_for(function: ast.AST, call: ast.Call) -> bool:
+    """By the number of what it is given."""
+    assert isinstance(function, Function)
+    named = function.args.args[1:] if isinstance(call.func, ast.Attribute) else function.args.args
+    is_open = any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords)
+    return is_open or len(call.args) + len(call.keywords) >= len(named) - len(function.args.defaults)
+
+
 def hands_on(node: ast.AST, names: set[str]) -> bool:
     """Whether an expression has one of them in it, and does not let go of how that was made."""
     if isinstance(node, ast.Attribute) and node.attr in _LET_GO:
         return False
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("float", "int", "len"):
+    if isinstance(node, ast.Lambda):
+        return any(isinstance(one, ast.Name | ast.Attribute) and spelling(one) in names for one in ast.walk(node))
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("float", "int", "len", *_LATE)
+    ):
+        return False
+    is_text = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and isinstance(constant(node.left), str)
+    if is_text or isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and method(node) == "format"):
         return False
     if isinstance(node, ast.Name | ast.Attribute) and spelling(node) in names:
         return True
@@ -171,8 +202,12 @@ def _names(target: ast.expr) -> Iterator[str]:
     for one in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
         if isinstance(one, ast.Tuple | ast.List):
             yield from _names(one)
-        else:
-            yield str(spelling(one.value if isinstance(one, ast.Subscript | ast.Starred) else one))
+            continue
+        yield str(spelling(one))
+        while isinstance(one, ast.Subscript | ast.Attribute | ast.Starred):  # who has it hands it on
+            one = one.value
+            if spelling(one) not in (None, "self"):
+                yield str(spelling(one))
 
 
 def _blocks_around(source: Source, place: ast.AST, statement: ast.stmt) -> set[ast.stmt]:
@@ -213,6 +248,9 @@ def _is_backward(source: Source, call: ast.Call) -> bool:
 def _goes_back(source: Source, call: ast.Call, depth: int = 0) -> bool:
     if _is_backward(source, call):
         return True
+    made = source.value_of(call.func)
+    if isinstance(made, ast.Lambda):
+        return any(isinstance(one, ast.Call) and _is_backward(source, one) for one in ast.walk(made))
     found = source.definition(call.func) if depth < _DEPTH else None
     if not isinstance(found, Function):
         return False

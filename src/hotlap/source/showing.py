@@ -33,6 +33,8 @@ _NUMBERS = re.compile(r"(?:[^%]|%%|%[-+ 0#]*\d*(?:\.\d+)?[dfeg])*")  # the only 
 
 def only_shows(source: Source, statement: ast.stmt) -> bool:
     """It neither computes for the pass nor changes anything that a pass could meet."""
+    if source.mentions("register_hook", "register_full_backward_hook") or "torch.autograd.Function" in source.text:
+        return False  # what is done in backward may be seen there
     if isinstance(statement, ast.If):
         inner = [*statement.body, *statement.orelse]
         return _is_pure(source, statement.test) and all(only_shows(source, one) for one in inner)
@@ -41,7 +43,9 @@ def only_shows(source: Source, statement: ast.stmt) -> bool:
         return _is_pure(source, statement.value) and all(isinstance(one, ast.Name) for one in _named(targets))
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
-        is_told = source.name_of(call.func) == "print" or method(call) in _TELLING
+        is_told = source.name_of(call.func) == "print" or (
+            method(call) in _TELLING and not _is_own(source, method(call))
+        )
         return is_told and all(_is_pure(source, one) for one in (*call.args, *call.keywords))
     return isinstance(statement, ast.Pass)
 
@@ -144,6 +148,8 @@ def _is_pure(source: Source, node: ast.AST) -> bool:
         if not (is_known or is_numpys):
             if not isinstance(node.func, ast.Attribute) or node.func.attr not in _ASKING:
                 return False
+            if _is_own(source, node.func.attr):
+                return False
             if not _is_pure(source, node.func.value):
                 return False
         return all(_is_pure(source, one) for one in (*node.args, *node.keywords))
@@ -151,6 +157,11 @@ def _is_pure(source: Source, node: ast.AST) -> bool:
         return False
     parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr | ast.keyword)]
     return isinstance(node, _LOOKING) and all(_is_pure(source, one) for one in parts)
+
+
+def _is_own(source: Source, name: str | None) -> bool:
+    """Whether a class of this file has a method of that name, which may do anything."""
+    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in source.names.parents)
 
 
 def _reads_and_writes(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:

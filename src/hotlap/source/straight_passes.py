@@ -97,7 +97,10 @@ def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
     for name in inputs:
         if is_read_in_a_branch(region, name) and not is_surely_set(source, name, region[0]):
             raise NotStraight(f"{name} may not be set where it begins")
-    given = [f"{name}.detach()" if _is_only_detached(source, region, name) else name for name in inputs]
+    asks = [
+        name for name in inputs if _is_only_detached(source, region, name) and not is_read_in_a_branch(region, name)
+    ]
+    given = [f"{name}.detach()" if name in asks else name for name in inputs]
     if late and not shows_numbers(source, between, set(results)):
         raise NotStraight(f"line {between[0].lineno} does something else than computing")
     ahead_of = between[0] if late else None
@@ -193,7 +196,7 @@ def _is_plain(source: Source, statement: ast.stmt) -> None:
         for inner in statement.body:
             _is_plain(source, inner)
     elif isinstance(statement, ast.If):
-        _is_plain_value(source, statement.test)
+        _is_plain_test(source, statement.test)
         for inner in (*statement.body, *statement.orelse):
             _is_plain(source, inner)
     elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
@@ -222,11 +225,21 @@ def _is_plain_target(target: ast.expr) -> bool:
     return isinstance(target, ast.Name)
 
 
+def _is_plain_test(source: Source, test: ast.expr) -> None:
+    """What decides is looked at before each replay where it is a plain value; what a call says is not."""
+    _is_plain_value(source, test)
+    calls = [source.name_of(one.func) for one in ast.walk(test) if isinstance(one, ast.Call)]
+    if any(name not in ("len", "isinstance", "hasattr") for name in calls):
+        raise NotStraight(f"line {test.lineno} asks somebody what to do")
+
+
 def _is_plain_value(source: Source, value: ast.expr) -> None:
     for node in ast.walk(value):
         is_open = isinstance(node, ast.Starred) and not isinstance(node.value, ast.Name | ast.Attribute)
         if isinstance(node, _DECIDING | _SUSPENDING) or is_open:
             raise NotStraight(f"line {value.lineno} is decided by Python")
+        if isinstance(node, ast.IfExp):
+            _is_plain_test(source, node.test)
         if isinstance(node, ast.Call) and _wants_gradients(node):
             raise NotStraight(f"line {value.lineno} makes a tensor that gets a gradient")
         if isinstance(node, ast.Call) and _tells(source, node):
@@ -265,5 +278,6 @@ def _results(source: Source, region: list[ast.stmt], stores: list[str], carried:
             yield name
             continue
         node = next(one for one in inside if isinstance(one, ast.Name) and one.id == name)
-        if any(use not in inside and not isinstance(use.ctx, ast.Store) for use in source.uses(node)):
+        uses = [use for use in source.uses(node) if use not in inside]
+        if any(not isinstance(use.ctx, ast.Store) or isinstance(source.parent(use), ast.AugAssign) for use in uses):
             yield name

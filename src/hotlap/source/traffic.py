@@ -85,8 +85,8 @@ def is_read_by_others(source: Source, region: list[ast.stmt], name: str) -> bool
     function of its own, it would see the value of the step before."""
     nodes = (node for statement in region for node in ast.walk(statement) if isinstance(node, ast.Name))
     node = next((one for one in nodes if one.id == name), None)
-    own = source.function_of(region[0])
-    return node is not None and any(source.function_of(use) is not own for use in source.uses(node))
+    own, uses = source.function_of(region[0]), source.uses(node) if node is not None else []
+    return any(source.function_of(use) is not own or source.enclosing(use, ast.Lambda) is not None for use in uses)
 
 
 def _unbranched(node: ast.AST) -> Iterator[ast.AST]:
