@@ -152,6 +152,12 @@ def test_run_with_techniques_and_two_lines(tmp_path: Path, warm: Warm) -> None:
     assert warm.run("run", "-q", "--with", "fused", "train.py", cwd=tmp_path).stderr == ""
 
 
+def test_a_run_of_a_single_step_says_so(tmp_path: Path, warm: Warm) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.replace("range(3)", "range(1)").replace("64, ", "8, "))
+    said = warm.run("run", "--no-plan", "train.py", cwd=tmp_path).stderr
+    assert said.endswith("\nhotlap: 1 update\n"), said
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
