@@ -4,6 +4,7 @@ which."""
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_settings_by_name() -> None:
     ("names", "words"),
     [
         ("loader-workers:speed=1", "takes num_workers=4, prefetch_factor=8, .* joined by colons"),
-        ("loader-workers:replacing=two", "replacing is a whole number, as in replacing=2"),
+        ("loader-workers:replacing=two", "replacing is a whole number, 0 or more, as in replacing=2"),
         ("cudnn-benchmark:on=1", "takes no settings"),
         ("loader-workers:num_workers=8,replacing=2", "as in loader-workers:num_workers=8:replacing=2"),
         ("replacing=2", "as in NAME:replacing=2"),
@@ -65,9 +66,43 @@ def test_what_is_named_wrongly_is_told_how(names: str, words: str) -> None:
         named(names)
 
 
-def test_a_kind_that_is_unknown_is_no_silent_default() -> None:
-    with hotlap.applied("fused-optimizer:kind=fuse") as on:
-        assert on.applied == [] and "kind is one of fused, foreach, captured, compiled, not 'fuse'" in on.withdrawn[0]
+VALUES = [  # that a setting does not take, and what is said instead of trying
+    ("compiled-model:mode=foo", "mode is default, reduce-overhead or max-autotune, as in mode=default"),
+    ("compiled-model:part=x", "part is model or block, as in part=model"),
+    ("loader-workers:prefetch_factor=0", "prefetch_factor is a whole number, 1 or more, as in prefetch_factor=8"),
+    ("loader-workers:num_workers=-1", "num_workers is a whole number, from 0 to 1024, as in num_workers=4"),
+    ("cpu-threads:threads=100000", "threads is a whole number, from 0 to 1024, as in threads=0"),
+    ("mixed-precision:dtype=float64", "dtype is bfloat16 or float16, as in dtype=bfloat16"),
+    ("resident-dataset:on=moon", "on is device, as in on=device"),
+    ("fused-optimizer:kind=fuse", "kind is fused, foreach, captured or compiled, as in kind=fused"),
+    ("fast-jpeg:scaled", "scaled is true or false, as in scaled=False"),
+]
+
+
+@pytest.mark.parametrize(("names", "words"), VALUES)
+def test_a_value_that_a_setting_does_not_take_is_no_silent_default(names: str, words: str) -> None:
+    with pytest.raises(HotlapError, match=re.escape(f"{names!r} is not understood: {words}")):
+        named(names)
+
+
+WRITTEN = [  # into a plan, where values have types of their own
+    ("loader-workers", {"num_workers": -1}, "num_workers is a whole number, from 0 to 1024"),
+    ("loader-workers", {"num_workers": True}, "num_workers is a whole number, from 0 to 1024"),
+    ("fast-jpeg", {"scaled": 1}, "scaled is true or false"),
+    ("compiled-model", {"mode": 3}, "mode is default, reduce-overhead or max-autotune"),
+    ("compiled-model", {"speed": 3}, "compiled-model: it takes mode=default, part=model"),
+]
+
+
+@pytest.mark.parametrize(("technique", "setting", "words"), WRITTEN)
+def test_a_value_in_a_plan_is_read_like_one_by_hand(tmp_path: Path, technique: str, setting: dict, words: str) -> None:
+    entries = [Entry(technique, setting, 1.2)]
+    plans.write(str(tmp_path / "train.py"), Plan("train.py", "", "", "", "", "", "", 1.5, 1.4, 1.6, entries))
+    with (
+        pytest.raises(HotlapError, match=re.escape(words) + ".* mend it, or delete it and tune again"),
+        hotlap.applied(tmp_path / plans.FILE),
+    ):
+        pass
 
 
 class Net(nn.Module):

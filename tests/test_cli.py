@@ -152,6 +152,32 @@ def test_run_with_techniques_and_two_lines(tmp_path: Path, warm: Warm) -> None:
     assert warm.run("run", "-q", "--with", "fused", "train.py", cwd=tmp_path).stderr == ""
 
 
+def test_a_run_of_a_single_step_says_so(tmp_path: Path, warm: Warm) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.replace("range(3)", "range(1)").replace("64, ", "8, "))
+    said = warm.run("run", "--no-plan", "train.py", cwd=tmp_path).stderr
+    assert said.endswith("\nhotlap: 1 update\n"), said
+
+
+FAILING = [  # a script's text, and whether anything of ours had taken hold by the time it fails
+    ("import torch, no_such_package\n", False),
+    ("import torch\nopen('no-such-file.yaml')\n" + TRAIN, False),
+    (TRAIN + "raise ValueError('bad luck')\n", True),
+    (TRAIN.replace("    for x, y", "    raise ValueError('bad luck')\n    for x, y"), True),  # with all built
+    ("import torch\nmodel = torch.nn.Linear(4, 1)\nmodel(torch.ones(2, 4))\nmodel(torch.ones(2, 3))\n", True),
+]
+
+
+@pytest.mark.parametrize(("text", "may_be_ours"), FAILING)
+def test_what_fails_before_anything_of_ours_took_hold_is_not_blamed_on_it(
+    tmp_path: Path, warm: Warm, text: str, may_be_ours: bool
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    done = warm.run("run", "--with", "fused,nhwc", "train.py", cwd=tmp_path)
+    blamed = "hotlap: it failed with fused-optimizer (kind fused), channels-last applied: run it with --no-plan, and if"
+    assert done.returncode == 1 and [words in done.stderr for words in (blamed, "--no-plan")] == 2 * [may_be_ours]
+    assert "--no-plan" not in warm.run("run", "--no-plan", "train.py", cwd=tmp_path).stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -14,14 +14,14 @@ from hotlap.plan import Entry, Plan
 def plan_for(path: Path) -> Plan:
     path.write_text("import torch\n")
     entries = [
-        Entry("loader-workers", {"num_workers": 4, "note": 'a "quoted"\\ word\n'}, 1.5),
+        Entry("loader-workers", {"num_workers": 4}, 1.5),
         Entry("sample-cache", {}, 2.0),
     ]
     return Plan(
         path.name,
         plans.fingerprint(str(path)),
         "--lr 3",
-        "2026-01-01",
+        'a "quoted"\\ word\n',
         "a machine",
         "2.13.0",
         "cpu",

@@ -4,6 +4,7 @@ function's place."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -21,7 +22,6 @@ from hotlap.technique import Choice
 
 _in_force = threading.Lock()
 _TRUTH = {"true": True, "false": False}
-_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 
 
 @contextmanager
@@ -77,17 +77,20 @@ def _named(part: str, verbs: tuple[str, ...]) -> Choice:
     known = {**technique.default, **technique.more_settings}
     given: dict[str, int | float | str | bool] = {}
     for setting in settings:
-        key, is_given, value = (word.strip() for word in setting.partition("="))
-        if not is_given or key not in known:
-            said = ", ".join(f"{name}={example}" for name, example in known.items())
-            takes = f"takes {said}, several joined by colons" if known else "takes no settings: write its name alone"
-            raise HotlapError(f"{part!r} is not understood: {technique.id} {takes}")
-        kind = type(known[key])
-        try:
-            given[key] = _TRUTH[value.lower()] if kind is bool else kind(value)
-        except (KeyError, ValueError):
-            raise HotlapError(f"{part!r}: {key} is {_KINDS[kind]}, as in {key}={known[key]}") from None
+        key, _, value = (word.strip() for word in setting.partition("="))
+        given[key] = _read(value, type(known.get(key)))
+    if why_not := technique.why_not(given):
+        raise HotlapError(f"{part!r} is not understood: {why_not}")
     return Choice(technique, technique.named(given))
+
+
+def _read(text: str, kind: type[Any]) -> int | float | str | bool:
+    """As the kind that is wanted, where it is one: else the text, which is then seen not to fit."""
+    if kind is bool:
+        return _TRUTH.get(text.lower(), text)
+    with contextlib.suppress(ValueError):
+        return kind(text) if kind in (int, float) else text
+    return text
 
 
 def _choices(plan: str | os.PathLike[str] | Iterable[str] | None) -> list[Choice]:

@@ -49,6 +49,12 @@ class Plan:
 
     def choices(self, find: Callable[[str], Technique]) -> list[Choice]:
         found = [(find(entry.technique), entry.setting) for entry in self.entries]
+        for technique, setting in found:
+            if why_not := technique.why_not(setting):
+                raise HotlapError(
+                    f"the plan for {self.script} in {FILE} is not understood ({technique.id}: {why_not}): mend it, or"
+                    " delete it and tune again"
+                )
         return [Choice(technique, {**technique.default, **setting}) for technique, setting in found]
 
     def mismatches(self, script: str, arguments: str, hardware: str, torch: str | None) -> list[str]:

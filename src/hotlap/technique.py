@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 Setting = Mapping[str, "int | float | str | bool"]
 """What a technique is set to: plain data, since it is written to hotlap.toml."""
 
+Values = Mapping[str, "tuple[str, ...] | Numbers"]
+"""What settings may be, by their names: these words, or these numbers. What is true or false needs no more said."""
+
 VERBS = ("spot", "seen", "settings", "apply", "rewrite")
+_IN_WORDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 HEADINGS = ("Why it is faster", "When it does not help", "What changes numerically", "Claims")
 
 
@@ -61,6 +65,22 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """All from the least to the most."""
+
+    least: int
+    most: int | None = None
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, (int, float)):
+            return False
+        return self.least <= value and (self.most is None or value <= self.most)
+
+    def __str__(self) -> str:
+        return f"{self.least} or more" if self.most is None else f"from {self.least} to {self.most}"
+
+
+@dataclass(frozen=True)
 class Try:
     """One setting worth a trial, and the largest share of the step it could save."""
 
@@ -93,6 +113,7 @@ class Technique:
     rounding: ClassVar[float] = 0.0  # the coarsest it computes with, of a number; 0: as the script does
     default: ClassVar[Setting] = {}  # what `fix` writes where no plan says otherwise
     more_settings: ClassVar[Setting] = {}  # what else it can be told, each with an example
+    values: ClassVar[Values] = {}  # of each of these that is a word or a number: what it may be
 
     def parity(self, run: Run | None) -> Parity:
         """The level promised for this run; without a run, the weakest that this technique may need."""
@@ -105,6 +126,19 @@ class Technique:
     def named(self, given: Setting) -> Setting:
         """What is meant where a user names it by hand, with these settings or none."""
         return {**self.default, **given}
+
+    def why_not(self, given: Mapping[str, object]) -> str:
+        """Why it cannot be set to what somebody wrote, in a plan or by hand, with what can be written; or ""."""
+        known = {**self.default, **self.more_settings}
+        for name, value in given.items():
+            if name not in known:
+                takes = ", ".join(f"{one}={example}" for one, example in known.items())
+                is_said = f"{takes}, several joined by colons" if known else "no settings: write its name alone"
+                return f"it takes {is_said}"
+            kind, values = type(known[name]), self.values.get(name)
+            if type(value) is not kind or (values is not None and value not in values):
+                return f"{name} is {_may_be(kind, values)}, as in {name}={known[name]}"
+        return ""
 
     def seen(self, run: Run) -> bool | None:
         """Whether the process really did it; None for cannot tell."""
@@ -149,6 +183,12 @@ class Technique:
     @property
     def weakest_parity(self) -> Parity:
         return self.parity(None)
+
+
+def _may_be(kind: type, values: tuple[str, ...] | Numbers | None) -> str:
+    if isinstance(values, tuple):
+        return " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))
+    return ", ".join([_IN_WORDS[kind], *([str(values)] if values else [])])
 
 
 @dataclass(frozen=True)

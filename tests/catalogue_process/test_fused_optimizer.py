@@ -445,11 +445,6 @@ def test_a_step_that_a_grad_scaler_skips_is_skipped(without_inductor, apply) -> 
     assert [int(one.state_dict()["state"][0]["step"]) for one in (theirs, ours)] == [15, 15]
 
 
-def test_an_unknown_kind_is_refused_with_all_that_there_are(apply) -> None:
-    with pytest.raises(ValueError, match="fused, foreach, captured, compiled, not 'faster'"):
-        apply("fused-optimizer", {"kind": "faster"})
-
-
 FACTS = OptimizerFacts("torch.optim.adamw.AdamW", False, None, False, False, 4, 99, ("cuda",), ("float32",), False)
 RMSPROP = replace(FACTS, kind="torch.optim.rmsprop.RMSprop")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 from hotlap.source.check import is_silenced
 from hotlap.source.module import Source
@@ -30,7 +31,12 @@ def broken_promises(technique: Technique, fixtures: Path) -> list[str]:
     asked = set(
         re.findall(r"""\bsetting(?:\.get\(|\[)["'](\w+)["']""", inspect.getsource(inspect.getmodule(kind) or kind))
     )
-    broken += [f"{name} is in `default` or `more_settings`" for name in sorted(asked - _known(technique))]
+    broken += [f"{name} is in `default` or `more_settings`" for name in sorted(asked - set(_known(technique)))]
+    stated = {name for name, example in _known(technique).items() if not isinstance(example, bool)}
+    unlike = sorted(stated ^ set(technique.values))
+    broken += [f"`values` says what {name} may be, and all in it are settings" for name in unlike]
+    if why_not := technique.why_not(_known(technique)):
+        broken.append(f"its own settings are such as it takes: {why_not}")
     module = kind.__module__.rpartition(".")[2]
     if module != technique.id.replace("-", "_"):
         broken.append(f"class {kind.__name__} lives in {technique.id.replace('-', '_')}.py")
@@ -40,8 +46,8 @@ def broken_promises(technique: Technique, fixtures: Path) -> list[str]:
     return broken
 
 
-def _known(technique: Technique) -> set[str]:
-    return {*technique.default, *technique.more_settings}
+def _known(technique: Technique) -> dict[str, Any]:
+    return {**technique.default, **technique.more_settings}
 
 
 def findings_text(technique: Technique, path: Path) -> str:

@@ -134,6 +134,7 @@ def test_says_what_it_could_gain(technique: Technique, run_before) -> None:
     elif technique.needs.device in (None, run.device):
         assert not hasattr(tries, "reason"), f"{tries}; its trial ended by {before.ending}: {before.log[-2000:]}"
         assert all(0 <= attempt.most <= 1 for attempt in tries)
+        assert not any(technique.why_not(attempt.setting) for attempt in tries), "a plan may hold any of them"
         assert technique.parity(run) in Parity
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
 from contract_rules import broken_promises
 
 from hotlap.catalogue.fused_optimizer import FusedOptimizer
-from hotlap.technique import Family, Parity, Setting, Technique
+from hotlap.technique import Family, Numbers, Parity, Setting, Technique, Values
 
 FIXTURES = Path(__file__).resolve().parent.parent / "catalogue"
 
@@ -45,6 +46,28 @@ def test_a_setting_nobody_can_name_is_red() -> None:
             setting["kind"]
 
     assert "kind is in `default` or `more_settings`" in broken_promises(FusedOptimizerCopy(), FIXTURES)
+
+
+@pytest.mark.parametrize("stated", [{}, {"kind": ("fused", "other"), "number": Numbers(1)}])
+def test_a_setting_that_does_not_say_what_it_may_be_is_red(stated: Values) -> None:
+    class FusedOptimizerCopy(FusedOptimizer):
+        values: ClassVar[Values] = stated
+
+        __doc__ = FusedOptimizer.__doc__
+
+    name = "number" if stated else "kind"
+    assert f"`values` says what {name} may be, and all in it are settings" in broken_promises(
+        FusedOptimizerCopy(), FIXTURES
+    )
+
+
+def test_an_example_that_is_not_taken_is_red() -> None:
+    class FusedOptimizerCopy(FusedOptimizer):
+        values: ClassVar[Values] = {"kind": ("quick", "slow")}
+
+        __doc__ = FusedOptimizer.__doc__
+
+    assert any("kind is quick or slow" in line for line in broken_promises(FusedOptimizerCopy(), FIXTURES))
 
 
 def test_a_heading_too_few_is_red() -> None:

@@ -172,7 +172,7 @@ def test_a_fault_beside_other_draws_is_rejected(judged, wrong) -> None:
 def test_settings_are_named_and_epoch_ends_counted(judged) -> None:
     checks = judged("mlp", 0, Choice(planted.DoubledLearningRate(), {}))
     assert "lr of optimizer 0: 0.01 -> 0.02 at step 1" in figure(checks, "settings").what
-    assert figure(checks, "epoch ends").what == "epoch ends that differ, of 4"
+    assert figure(checks, "epoch ends").what == "epoch ends that differ, of 2"
     assert figure(checks, "epoch ends").passed
 
 

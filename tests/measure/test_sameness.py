@@ -116,6 +116,17 @@ def test_the_comparison_goes_past_the_end_of_an_epoch(same) -> None:
     assert not passed(lost) and "batches that differ" in failure(lost)
 
 
+def test_a_script_that_ends_before_its_draws_do_is_the_same_as_itself(same) -> None:
+    """The reference goes on into draws that no candidate can follow: 6 of 24, and another end of an epoch."""
+    sameness = same(LOOP.replace("range(30)", "range(3)"), 8 * 9 + 3)
+    nothing = checks(sameness, planted.DoesNothing)
+    assert passed(nothing), failure(nothing)
+    assert [check.what for check in nothing][:2] == ["batches that differ, of 24", "epoch ends that differ, of 2"]
+    for wrong in (planted.SkipsTheLastBatch, planted.RepeatsABatch):
+        found = checks(sameness, wrong)
+        assert not passed(found) and "batches that differ" in failure(found), wrong.__name__
+
+
 def test_other_seeds_give_a_band_round_the_losses(same) -> None:
     sameness = same(LOOP, 80)
     band = sameness.spread(1)

@@ -814,6 +814,23 @@ def test_undecided_pairs_blame_the_budget_only_where_it_ended(budget: float, sai
     assert found.cut_short and said in found.caveats[0]
 
 
+@pytest.mark.parametrize(("took", "said"), [(15.0, "try --budget 40s"), (38.0, "try --budget 50s")])
+def test_no_larger_budget_is_below_what_all_has_taken(took: float, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after the advice, such as one more pair of a slow plan, may take long."""
+
+    class Late(Proof):
+        def run(self) -> None:
+            self.found.plan, self.found.baselines = [Choice(Fast(), {})], [2.0, 1.0]
+            self.confirm()
+            bench.asked[:] = [()] * int(took)
+
+    bench = Scattered([1.9, 1.0, 1.0, 1.9, 0.9], 0.95)
+    monkeypatch.setattr("hotlap.measure.search.Proof", Late)
+    made = Search(bench, [], 20.0, "", bench._listener)
+    found = made.run()
+    assert found.cut_short and said in found.caveats[0]
+
+
 def test_a_script_that_fails_says_so_once() -> None:
     said = no_baseline(Untimed("raised: ValueError: bug", None, "Traceback\nValueError: bug\n"))
     assert said == "the script does not run by itself (raised: ValueError: bug): mend that first"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hotlap.report import folder, html, latex, markdown, terminal
-from hotlap.report.findings import EpochTimes
+from hotlap.report import figures, folder, html, latex, markdown, terminal
+from hotlap.report.findings import EpochTimes, Interval
 
 from . import samples
 
@@ -231,6 +231,20 @@ def test_saving_and_checking_load_nothing_heavy() -> None:
         "found = {'matplotlib', 'jinja2', 'rich', 'torch', 'numpy'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("against_itself", "smallest"),
+    [(Interval(19.5, 0.0, 15_482_250.46), 114.0), (Interval(1.0, 0.15, 6.8), 1.9), (Interval(1.0, 0.7, 1.4), 2.1)],
+)
+def test_a_machine_that_cannot_tell_is_said_to_be_unsteady(against_itself: Interval, smallest: float) -> None:
+    report = dataclasses.replace(samples.nothing_kept(), a_against_a=against_itself, smallest_gain=smallest)
+    texts = [terminal.to_text(terminal.tune(report)), html.tune(report), markdown.tune(report), latex.tune(report)]
+    for text in map(" ".join, map(str.split, texts)):
+        assert "too unsteady to measure: close other work" in text
+        assert not any(figures.interval(against_itself, dash) in text for dash in ("-", html.DASH, "--"))
+        assert figures.ratio(smallest) in text
+    assert not any("too unsteady" in render(samples.tune()) for render in (html.tune, markdown.tune, latex.tune))
 
 
 def test_hosts_the_script_tried_to_reach_are_told() -> None:

@@ -198,6 +198,21 @@ def test_add_from_import_once():
     assert add_import(source, "from .a import b") != []
 
 
+WANTED = [  # what one site after the other wants, and what is written for all of them
+    (("from a import b", "from a import b, c"), "from a import b, c\nx\n"),
+    (("from a import b, c", "from a import b", "from a import c"), "from a import b, c\nx\n"),
+    (("from a import b", "from d import b, c"), "from a import b\nfrom d import b, c\nx\n"),
+    (("from z import w, b as c", "from z import b as c"), "from z import b as c\nx\n"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "after"), WANTED)
+def test_what_several_sites_import_is_imported_once(wanted, after):
+    source = Source("from z import w\nx\n")
+    edits = [edit for statement in wanted for edit in add_import(source, statement)]
+    assert apply_edits(source.text, edits) == f"from z import w\n{after}"
+
+
 def test_insert_round_statements_that_share_a_line():
     source = Source("if x: a = 1\nb = 2; c = 3  # end\n@d\ndef g():\n    pass\n")
     inner = source.tree.body[0].body[0]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Numbers, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -48,6 +48,7 @@ class AlignedShapes(Technique):
     family = Family.COMPUTE
     aliases = ("multiple of 8", "padding", "vocabulary", "tensor cores", "multiple of 64")
     default = {"multiple": 64}  # noqa: RUF012  # a constant of the contract, never changed
+    values: ClassVar[Values] = {"multiple": Numbers(1, 1024)}
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -71,6 +71,7 @@ class CompiledModel(Technique):
     helps_with = frozenset({"low precision", "image layout"})
     start_up_seconds = 40.0
     default: ClassVar[Setting] = {"mode": PLAIN, "part": WHOLE}
+    values: ClassVar[Values] = {"mode": (PLAIN, GRAPHS, LONGEST), "part": (WHOLE, BLOCK)}
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Needs, Numbers, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -42,6 +42,7 @@ class CpuThreads(Technique):
     needs = Needs(device="cpu")
     aliases = ("set_num_threads", "OMP_NUM_THREADS", "intra-op threads", "oversubscription")
     default: ClassVar[Setting] = {"threads": 0}  # 0: as many as there are cores
+    values: ClassVar[Values] = {"threads": Numbers(0, 1024)}  # more than any machine has: far more crash
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT

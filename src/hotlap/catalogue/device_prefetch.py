@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Needs, Numbers, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -46,6 +46,7 @@ class DevicePrefetch(Technique):
     helps_with = frozenset({"kept samples"})
     excludes = frozenset({"batches on the device"})
     default: ClassVar[Setting] = {"ahead": 2}
+    values: ClassVar[Values] = {"ahead": Numbers(1)}
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.IDENTICAL

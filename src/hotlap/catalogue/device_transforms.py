@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from hotlap.technique import CannotHelp, Family, Needs, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Needs, Numbers, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -63,6 +63,7 @@ class DeviceTransforms(Technique):
     traits = frozenset({"batches on the device"})
     excludes = frozenset({"cached samples", "decoded in workers", "kept samples"})
     default: ClassVar[Setting] = {"ahead": 2, "device": "cuda"}
+    values: ClassVar[Values] = {"ahead": Numbers(1), "device": ("cuda", "cpu")}
     batch_tolerance: ClassVar[float] = 0.02  # of a batch's spread: how far its batches may be from the script's own
 
     def parity(self, run: Run | None) -> Parity:

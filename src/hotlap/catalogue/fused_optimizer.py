@@ -15,7 +15,7 @@ from hotlap.source.calls import ABSENT, Call
 from hotlap.source.edits import add_import, insert_argument, replace_node
 from hotlap.source.transfers import uses_device
 from hotlap.source.updates import batched, updates_by_hand
-from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -90,6 +90,7 @@ class FusedOptimizer(Technique):
     traits = frozenset({"fused update"})
     adjustable = True  # a fused update can still be recorded
     default: ClassVar[Setting] = {"kind": "fused"}
+    values: ClassVar[Values] = {"kind": KINDS}
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT
@@ -131,8 +132,6 @@ class FusedOptimizer(Technique):
         from hotlap.parts.fused_update import FusedUpdate, choose
 
         kind = str(setting.get("kind", FUSED))
-        if kind not in KINDS:
-            raise ValueError(f"kind is one of {', '.join(KINDS)}, not {kind!r}")
         form = FOREACH if kind == FOREACH else FUSED
         made = _making(patch, kind) if kind in (CAPTURED, COMPILED) else None
         chosen: weakref.WeakKeyDictionary[Any, FusedUpdate] = weakref.WeakKeyDictionary()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotlap.parts.worker_room import DEPTH, WorkerRoom, sample_bytes
 from hotlap.source.calls import ABSENT, Call, Doubt
 from hotlap.source.datasets import is_worth_loading
 from hotlap.source.edits import insert_argument, replace_argument
 from hotlap.source.transfers import changes_its_data, opens_two_passes
-from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Numbers, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -77,6 +77,11 @@ class LoaderWorkers(Technique):
     adjustable = True
     default = {"num_workers": 4}  # noqa: RUF012  # constants of the contract, never changed
     more_settings = {"prefetch_factor": 8, "persistent_workers": True, "replacing": 2, "everywhere": True}  # noqa: RUF012
+    values: ClassVar[Values] = {
+        "num_workers": Numbers(0, 1024),  # each is a process
+        "prefetch_factor": Numbers(1),
+        "replacing": Numbers(0),
+    }
 
     def parity(self, run: Run | None) -> Parity:
         certain = run is not None and all(loader.draws_random is False for loader in run.loaders if loader.trains)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotlap.errors import HotlapError
 from hotlap.source.devices import device_type
 from hotlap.source.edits import Edit, add_import, insert_after, insert_before, replace_node, wrap_statements
 from hotlap.source.loops import Loop
 from hotlap.source.steps import Step, straight_steps
-from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -66,6 +66,7 @@ class MixedPrecision(Technique):
     rounding = 2.0**-8  # of bf16
     helps_with = frozenset({"image layout"})
     default = {"dtype": "bfloat16"}  # noqa: RUF012  # a constant of the contract, never changed
+    values: ClassVar[Values] = {"dtype": ("bfloat16", "float16")}
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -60,6 +60,7 @@ class ResidentDataset(Technique):
     traits = frozenset({"kept samples"})
     fills_in_an_epoch = between_steps = True
     more_settings: ClassVar[Setting] = {"on": DEVICE, "of": TESTS}
+    values: ClassVar[Values] = {"on": (DEVICE,), "of": (TESTS,)}
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.IDENTICAL

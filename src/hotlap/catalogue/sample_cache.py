@@ -6,10 +6,10 @@ import ast
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotlap.source.edits import add_import, replace_node
-from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try
+from hotlap.technique import CannotHelp, Family, Numbers, Parity, Setting, Technique, Try, Values
 
 if TYPE_CHECKING:
     from hotlap.observe.patch import Patch
@@ -57,6 +57,7 @@ class SampleCache(Technique):
     traits = frozenset({"cached samples"})
     fills_in_an_epoch = True
     more_settings = {"bytes": 2**30, "hold": "auto"}  # noqa: RUF012  # constants of the contract, never changed
+    values: ClassVar[Values] = {"bytes": Numbers(1), "hold": ("decoded", "encoded", "auto")}
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.IDENTICAL

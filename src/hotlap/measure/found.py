@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hotlap.measure.caveats import Caveat
 from hotlap.measure.stats import Comparison, Decision, calibration_sd, compare, smallest_gain
 from hotlap.observe.run import Run
 from hotlap.report.findings import Ablation, EpochTimes, Interval, NotTried, ParityCheck, Rejected
 from hotlap.technique import Choice, Parity
 
 KEEP_GAIN = 1.02  # screened: a candidate is taken in when it is faster by more than this, and than the noise
+_MORE = 1.2  # times what a tuning took, that a larger budget has at least
 BEYOND_NOISE = 1.25  # whatever the noise of the script: a plan may have less of it, and is proven later anyway
 
 
@@ -38,6 +40,7 @@ class Found:
     after: Run | None = None
     caveats: list[str] = field(default_factory=list)
     cut_short: bool = False  # interrupted, or out of budget: "nothing kept" then says nothing
+    asked: dict[str, tuple[float, Caveat, dict[str, object]]] = field(default_factory=dict)  # for more, by its words
 
     def reject(self, choices: list[Choice], reason: str) -> None:
         for choice in choices:
@@ -49,6 +52,19 @@ class Found:
         """What was rejected alone may be worth having together with something else."""
         same = choice.technique.id, dict(choice.setting)
         self.rejected = [one for one in self.rejected if (one.technique, one.setting) != same]
+
+    def ask_for(self, budget_seconds: float, caveat: Caveat, **facts: object) -> None:
+        """Says first of all what the budget had no room for, and which one would have."""
+        self.cut_short = True
+        words = caveat.text(budget=_budget(budget_seconds), **facts)
+        self.asked[words] = budget_seconds, caveat, facts
+        self.caveats.insert(0, words)
+
+    def ask_for_no_less_than(self, spent: float) -> None:
+        """What was asked for on the way may have been overtaken by what came after."""
+        for words, (seconds, caveat, facts) in self.asked.items():
+            more = caveat.text(budget=_budget(max(seconds, _MORE * spent)), **facts)
+            self.caveats = [more if one == words else one for one in self.caveats]
 
     def epoch_of(self, kept: Sequence[str]) -> EpochTimes | None:
         """What whole epochs took, unless one of those that saved there has been dropped since."""
@@ -76,3 +92,7 @@ class Found:
     def smallest_gain(self) -> float:
         """The least this machine can show, from how far identical processes were apart."""
         return smallest_gain(calibration_sd(self.baselines))
+
+
+def _budget(seconds: float) -> str:
+    return f"{math.ceil(seconds / 10) * 10}s"

@@ -88,10 +88,9 @@ class Proof:
         for choice in [one for one in self.found.plan if one not in accompanied(self.found.plan)]:
             self._drop(choice, "nothing that it comes with is left in the plan")
         if outcome.unseen:
-            self.found.cut_short = True
-            budget = self._bench.spent + (1 + len(outcome.unseen)) * self._look_seconds(same) + self._for_pairs
-            words = {"count": len(outcome.unseen), "budget": f"{max(budget, 1.2 * self._budget):.0f}s"}
-            self.found.caveats.insert(0, Caveat.NOT_LOOKED_AT.text(**words))
+            count = len(outcome.unseen)
+            budget = self._bench.spent + (1 + count) * self._look_seconds(same) + self._for_pairs
+            self.found.ask_for(max(budget, 1.2 * self._budget), Caveat.NOT_LOOKED_AT, count=count)
         return outcome.checks
 
     def _innocence(self, choice: Choice, checks: list[ParityCheck]) -> tuple[bool, bool, bool, float]:
@@ -176,9 +175,10 @@ class Proof:
             if self.found.comparison.decision is Decision.GO_ON:
                 self.found.cut_short = True
                 pairs = len(self.found.plans)
-                is_all = pairs >= LOOKS[-1]  # then more time would not have brought more of them
-                more = Caveat.NOT_CONFIRMED.text(budget=f"{2 * self._budget:.0f}s")
-                self.found.caveats.insert(0, Caveat.NOT_TOLD_APART.text(pairs=pairs) if is_all else more)
+                if pairs >= LOOKS[-1]:  # then more time would not have brought more of them
+                    self.found.caveats.insert(0, Caveat.NOT_TOLD_APART.text(pairs=pairs))
+                else:
+                    self.found.ask_for(2 * self._budget, Caveat.NOT_CONFIRMED)
 
     def _recall_pairs(self) -> bool:
         recalled = self._bench.recall("pairs", self.found.plan)

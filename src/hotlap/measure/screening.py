@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from hotlap.measure.attempts import Attempts
@@ -181,10 +180,8 @@ class Screening:
     def _say_what_did_not_fit(self) -> None:
         """Then finding nothing says nothing."""
         if self._attempts.unfit:
-            budget = math.ceil(self._purse.for_all(len(self._attempts.unfit)) / 10) * 10
-            words = {"count": len(self._attempts.unfit), "budget": f"{budget}s"}
-            self.found.cut_short = True
-            self.found.caveats.insert(0, Caveat.NO_ROOM.text(**words))
+            count = len(self._attempts.unfit)
+            self.found.ask_for(self._purse.for_all(count), Caveat.NO_ROOM, count=count)
 
     def _candidates(self) -> list[Candidate]:
         assert self.found.before is not None

@@ -58,6 +58,7 @@ class Search:
             self._listener.stopped()
         if self._bench.disturbed_share > 1 / 3:
             self.found.caveats.append(Caveat.NOISY.text())
+        self.found.ask_for_no_less_than(self._bench.spent)
         return self.found
 
     def _baseline(self) -> None:

@@ -91,20 +91,25 @@ class Witness:
             batch = proceed(iterator)
         except StopIteration:
             self._trips.ended(key)
-            self._epoch_ends.append(len(self._batches))
+            if not self._is_drawing:
+                self._epoch_ends.append(len(self._batches))
             raise
         self._trips.drew(key)
         self._drawn += 1
-        self._batches.append(prints.fingerprint(batch))
-        self._sketches.append(prints.sketch(batch))
-        if self._forced is not None and not self._is_drawing:
-            batch = self._forced_batch(batch, self._forced["batches"])
+        if not self._is_drawing:
+            batch = self._noted(batch)
         self._sources[key] = id(iterator._dataset)
         if self._is_drawing and self._sources[key] in {self._sources[trainer] for trainer in self._trips.trainers}:
             batch = self._draws.batch(batch)
         self._lineup.seed(f"draw {self._draws.number}" if self._is_drawing else self._drawn)
         self._lineup.mark()
         return batch
+
+    def _noted(self, batch: Any) -> Any:
+        """Not while drawing: how far that goes is no part of the training, and may differ where the script ends."""
+        self._batches.append(prints.fingerprint(batch))
+        self._sketches.append(prints.sketch(batch))
+        return batch if self._forced is None else self._forced_batch(batch, self._forced["batches"])
 
     def _forced_batch(self, batch: Any, known: list[tuple[str, Any]]) -> Any:
         """Pixels that differ by rounding have been judged by their print: what is forced starts from the same."""

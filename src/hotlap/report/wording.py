@@ -10,6 +10,7 @@ from hotlap.report.findings import Kept, TuneReport
 from hotlap.report.profile_findings import SHARES, ProfileReport
 
 _WORTH_TELLING_SECONDS = 1.0
+_WIDEST, _LARGEST_UNSEEN = 4.0, 2.0  # ratios of a script to itself, and gains not shown: beyond, figures say nothing
 
 SHARE_MEANINGS = {
     "wait": "waiting for the next batch",
@@ -103,6 +104,8 @@ def a_against_a(report: TuneReport, dash: str = "-") -> str:
     """The script against itself: what this way of measuring shows where there is nothing to show."""
     if report.a_against_a is None:
         return "not measured"
+    if report.a_against_a.high > _WIDEST or report.smallest_gain > _LARGEST_UNSEEN:
+        return "too unsteady to measure: close other work"
     return figures.interval(report.a_against_a, dash)
 
 

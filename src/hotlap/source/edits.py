@@ -198,25 +198,28 @@ def _rows_inside_strings(source: Source) -> set[int]:
 
 
 def add_import(source: Source, statement: str) -> list[Edit]:
-    """Adds an import below the first imports of the file; nothing when it is already there."""
+    """Adds an import below the first imports of the file: what of it is not there already."""
     wanted = ast.parse(statement).body[0]
     assert isinstance(wanted, ast.Import | ast.ImportFrom)
     body, lines = source.tree.body, source.lines
-    for present in body:
-        if _imports(present) >= _imports(wanted):
-            return []
+    missing = _imports(wanted).difference(*map(_imports, body))
+    if not missing:
+        return []
+    if isinstance(wanted, ast.ImportFrom):
+        names = [one for one in wanted.names if any(one.name == name for _, name, _ in missing)]
+        statement = ast.unparse(ast.ImportFrom(wanted.module, names, wanted.level))
     place = 0 if ast.get_docstring(source.tree, clean=False) is None else 1
     while place < len(body) and isinstance(body[place], ast.Import | ast.ImportFrom):
         place += 1
     if place == 0:
         start = lines.start(first_line(body[0])) if body else len(source.text)
-        return [Edit(start, start, f"{statement}{lines.newline}{lines.newline}")]
+        return [Edit(start, start, f"{statement}{lines.newline}{lines.newline}", imports=frozenset(missing))]
     after = body[place - 1]
     row_end = lines.end(lines.line_at(lines.span(after)[1]))
     gap = lines.newline if isinstance(after, ast.Import | ast.ImportFrom) else lines.newline * 2
     if isinstance(after, ast.ImportFrom) and after.module == "__future__":
         gap = lines.newline * 2
-    return [Edit(row_end, row_end, f"{gap}{statement}")]
+    return [Edit(row_end, row_end, f"{gap}{statement}", imports=frozenset(missing))]
 
 
 def _imports(statement: ast.stmt) -> set[tuple[str, str, str]]:

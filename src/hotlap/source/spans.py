@@ -12,12 +12,13 @@ from hotlap.source.positions import Lines
 @dataclass(frozen=True, order=True)
 class Edit:
     """Replaces the characters `start` to `end` of a text; an insertion when they are equal. What is only moved says at
-    which line it stood."""
+    which line it stood, and what imports says which names."""
 
     start: int
     end: int
     text: str
     stood_at: int | None = field(default=None, compare=False)
+    imports: frozenset[tuple[str, str, str]] = field(default=frozenset(), compare=False)
 
 
 class OverlappingEdits(ValueError):
@@ -25,8 +26,12 @@ class OverlappingEdits(ValueError):
 
 
 def in_order(edits: Iterable[Edit]) -> list[Edit]:
-    """Edits by position, identical ones once; insertions at one place keep the order they were given in."""
-    ordered = sorted(dict.fromkeys(edits), key=lambda edit: (edit.start, edit.end))
+    """Edits by position, identical ones once, and no import beside another that has all of it; insertions at one place
+    keep the order they were given in."""
+    known = dict.fromkeys(edits)
+    imported = [edit.imports for edit in known if edit.imports]
+    needed = [edit for edit in known if not (edit.imports and any(edit.imports < more for more in imported))]
+    ordered = sorted(needed, key=lambda edit: (edit.start, edit.end))
     for before, after in pairwise(ordered):
         if after.start < before.end or (before.start, before.end) == (after.start, after.end) != (after.end, after.end):
             raise OverlappingEdits(f"edits overlap at characters {after.start} to {before.end}")
