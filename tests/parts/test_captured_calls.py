@@ -592,7 +592,7 @@ ODD = [
     (prints, "prints"),
     (draws_on_the_host, "random numbers on the host"),
     (counts, "change between calls"),
-    (keeps, "change between calls"),
+    (keeps, "keeps what was made of weights"),
     (collects, "change between calls"),
     (changes_its_input, "in place"),
     (changes_its_weights, "changes its parameters"),

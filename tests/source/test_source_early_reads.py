@@ -124,7 +124,6 @@ def test_what_a_function_for_one_step_returns() -> None:
         ("history[0] = loss.item(), out.mean().item()", ["loss.item()"]),
         ("losses.append(loss.item() if seen else 0)", []),
         ("losses.append([loss.item() for _ in x])", []),
-        ("losses.append(lambda: loss.item())", []),
         ("if seen:\n    losses.append(loss.item())\nelse:\n    print(loss.item())", ["loss.item()"] * 2),
         ("if seen:\n    with torch.no_grad():\n        print(loss.item(), out.mean().item())", ["loss.item()"]),
         ("if math.isnan(loss.item()):\n    raise ValueError", ["loss.item()"]),

@@ -368,6 +368,8 @@ def test_results_are_followed_beyond_their_loop(after: str, is_left: bool) -> No
     [
         ("def rate():\n    return beta\n\nfor x, y in loader:\n    out = model(x)\n    beta = 1\n"
          "    loss = out.mean() * rate()\n    loss.backward()\n    optimizer.step()\n", "defined elsewhere"),
+        ("for x, y in loader:\n    loss = model(x).mean()\n    loss.backward()\n    optimizer.step()\n"
+         "    losses.append(lambda: loss.item())\n", "defined elsewhere"),
         ("for x, y in loader:\n    out = model(x)\n    noise = torch.rand(2, requires_grad=True)\n"
          "    loss = (out + noise).mean()\n    loss.backward()\n    optimizer.step()\n", "gets a gradient"),
         ("for x, y in loader:\n    out = model(x)\n    loss = out.mean() if stopped.is_set() else out.std()\n"

@@ -96,7 +96,7 @@ class Reach:
             self._found.object(where, key, value)
             self._found.tensors.append(value)
             if value.grad_fn is not None:
-                raise Unfit("it reads what was made of weights before")
+                raise Unfit("it reads or keeps what was made of weights")
             if any(hooks_on(value)):
                 raise Unfit("a weight has hooks of the script's")
             if value.layout is not torch.strided:
