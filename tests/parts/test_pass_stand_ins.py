@@ -63,6 +63,18 @@ def test_gradients_reach_what_made_the_input() -> None:
     assert own.refused == "" and own.replays > STEPS - 10
 
 
+def test_replays_hang_on_nothing_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    pasts, play = [], pass_recording.Recording.play
+
+    def played(self, inputs):
+        play(self, inputs)
+        pasts.extend(place.grad_fn for place in self.inputs)
+
+    monkeypatch.setattr(pass_recording.Recording, "play", played)
+    trained(taped())
+    assert len(pasts) > STEPS and not any(pasts)
+
+
 def test_weights_on_both_sides() -> None:
     own = taped()
     for one, other in zip(trained(None, shares=True), trained(own, shares=True), strict=True):

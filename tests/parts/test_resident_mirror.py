@@ -134,14 +134,14 @@ def wide_rows(count: int) -> list[torch.Tensor]:
 
 def test_several_batches_of_an_order_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counted, "gathered", 0)
-    images, labels = wide_rows(1000)
+    images, labels = wide_rows(4010)
     mirror = Mirror([images, labels], CPU)
     mirror._rows = [one.as_subclass(Counted) for one in mirror._rows]
-    for cut in cuts(1000, 32):
+    for cut in cuts(4010, 32):
         drawn = mirror.batch(cut)
         assert torch.equal(drawn[0] + 0, images[cut.tolist()]) and drawn[1].tolist() == cut.tolist()
         assert drawn[0].stride() == (64, 1)
-    assert Counted.gathered == 2 * 4  # 32 batches by eight, the smaller last one among them
+    assert Counted.gathered == 2 * 4  # 126 batches by 32, the smaller last one among them
 
 
 def test_large_or_unaligned_batches_are_gathered_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class ResidentDataset(Technique):
     Nothing: the same bits in the same order, and the random generators are drawn from alike. A data set that the script
     changes is seen to change. Samples are loaded again at the start of every epoch and now and then, for ever, and
     compared; at the first difference the loader goes on as it was. A single file that is replaced on disk meanwhile may
-    be found late. Small batches on the device lie in one piece of memory by eights: a part of one that is saved
+    be found late. Small batches on the device lie in one piece of memory, up to 32 of them: a part of one that is saved
     (`torch.save(x[:1])`) takes its neighbours into the file.
 
     ## Claims

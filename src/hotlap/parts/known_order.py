@@ -11,6 +11,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data import sampler as torchs
 
+from hotlap.parts.cuda_copier import pinned
+
 
 class Cut:
     """The numbers of one batch: as an array, as the list that the sampler would have given, or on a device, to which
@@ -49,7 +51,7 @@ class Order:
         """Once for each stream, whatever tells them apart."""
         if (device, queue) not in self._sent:
             is_cuda = device.type == "cuda"  # from ordinary memory the host would wait for what is queued there
-            numbers = self._numbers.pin_memory() if is_cuda else self._numbers
+            numbers = pinned(self._numbers) if is_cuda else self._numbers
             self._sent[device, queue] = numbers.to(device, non_blocking=is_cuda)
         return self._sent[device, queue]
 

@@ -28,7 +28,8 @@ NUMBERS = bool | int | float | str | None
 class Recording:
     replay: Callable[[], object]
     inputs: list[torch.Tensor]  # where the graph reads them,
-    owed: list[torch.Tensor | None]  # and where it puts the gradients of those that stand for others
+    has_stand_ins: bool  # whether some of them stand for others,
+    owed: list[torch.Tensor | None]  # and where it puts the gradients of those
     kept: Sequence[Any]  # the inputs that are no tensors, so that no other object gets their identity
     grounds: Grounds
     results: Any
@@ -72,6 +73,8 @@ class Recording:
         return type(tensor) is torch.Tensor and tensor.untyped_storage().data_ptr() in self._updated_at
 
     def play(self, inputs: list[torch.Tensor]) -> None:
+        if self.has_stand_ins:
+            inputs = [one.detach() for one in inputs]  # or each copy would hang on the one before
         for own, given in zip(self.inputs, inputs, strict=True):
             own.copy_(lying_on(own.device, given))
         self.replay()
@@ -181,6 +184,7 @@ def recording_of(
     return Recording(
         replay,
         [one.detach() for one in tensors(own)],
+        any(one.requires_grad for one in tensors(own)),
         [one.grad if one.requires_grad else None for one in tensors(own)],
         others(leaves),
         grounds,

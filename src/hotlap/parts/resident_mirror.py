@@ -16,7 +16,7 @@ from hotlap.parts.waiting_tensor import Waiting
 
 _UNMOVED = 16  # batches in a row that the script did not move to the device
 _SHARE = 0.25  # of the memory that is free there
-_TOGETHER = 8  # batches gathered at once: to launch a kernel takes the host longer than all else that a batch needs
+_TOGETHER = 32  # batches gathered at once: to launch a kernel takes the host longer than all else that a batch needs
 _TOGETHER_BYTES = 8 << 20  # of them: whoever keeps one keeps the memory of those beside it
 _ALIGNED_BYTES = 256  # what libraries look at when they choose a kernel
 
