@@ -25,9 +25,7 @@ def nhwc(value: Any) -> Any:
     strides = (channels * height * width, 1, width * channels, channels)
     if value.stride() == strides:
         return value
-    return value.as_strided(
-        value.shape, strides
-    )  # of a single channel: it lies in either layout, and is taken for NCHW
+    return value.as_strided(value.shape, strides)  # one channel lies in either layout, and is taken for the usual one
 
 
 class Entry:
