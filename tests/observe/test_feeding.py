@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data._utils.collate import default_collate
-from waiting import comes_true
+from waiting import PATIENCE_SECONDS, comes_true
 
 from hotlap.observe import feeding as feeding_module
 from hotlap.observe.feed_record import feed_facts
@@ -600,6 +601,35 @@ def test_after_undo_nothing_is_counted_and_nothing_left_running(tmp_path: Path) 
     before = feeding.facts()
     draw(DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2))
     assert feeding.facts().makers == before.makers and before.makers[0].batches == 4
+
+
+def test_no_older_record_comes_after_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch, own, replace = Patch(Joints()), threading.get_ident(), os.replace
+    feeding, is_writing, is_stopped = Feeding(patch, str(tmp_path)), threading.Event(), threading.Event()
+
+    def replaced(*paths: str) -> None:
+        if threading.get_ident() != own:
+            is_writing.set()
+            is_stopped.wait(0.2)  # longer than it takes to write what comes last
+        replace(*paths)
+
+    class Met(Dataset):
+        """Its last sample is made while the sampler writes of the others."""
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            if index == 7:
+                assert is_writing.wait(PATIENCE_SECONDS)
+            return index
+
+    monkeypatch.setattr(os, "replace", replaced)
+    draw(DataLoader(Met(), batch_size=2))
+    patch.undo()
+    is_stopped.set()
+    wait_for_samplers(0)
+    assert [maker.batches for maker in feeding.facts().makers] == [4]
 
 
 def test_a_loader_inside_a_data_set_belongs_to_it(fed) -> None:

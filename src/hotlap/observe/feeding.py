@@ -32,6 +32,7 @@ clock = time.perf_counter
 _SAMPLE_SECONDS = 0.005  # on average
 _SWITCH_SECONDS = 0.0001  # how soon a thread that makes a batch lets the sampler in
 _WRITE_SECONDS = 0.5
+_PATIENCE_SECONDS = 5.0  # with a disk that does not come to an end
 
 
 class Feeding:
@@ -49,7 +50,7 @@ class Feeding:
     def facts(self, datasets: Collection[int] | None = None) -> FeedFacts:
         """Of these data sets, by `id`, or of all: those that are only evaluated on are not what training waits for."""
         if self._process is not None:
-            self._process.write()
+            self._process.write_last()
         return feed_facts(self._folder, datasets)
 
     def _watched(self, original: Callable[..., Any]) -> Any:
@@ -152,6 +153,7 @@ class _Process:
         self._meter = Meter()
         self._written = float("-inf")
         self._is_changed = self._is_over = self._has_started = self._is_sampling = False
+        self._is_being_written = self._is_held = False  # by the sampler; from writing
         self._failed = ""
         self._own_asked = 0  # bytes the sampler read itself
         self._switch_seconds = _SWITCH_SECONDS
@@ -209,7 +211,7 @@ class _Process:
         from multiprocessing.util import Finalize  # workers leave without `atexit`
 
         self._has_started = self._is_sampling = True
-        self._at_exit = Finalize(None, self.write, exitpriority=100)
+        self._at_exit = Finalize(None, self.write_last, exitpriority=100)
         try:
             start_new_thread(self._sample, ())
         except RuntimeError as error:
@@ -220,7 +222,7 @@ class _Process:
             self._keep_sampling()
         except Exception as error:  # the training must not suffer, but the record says why it is empty
             self._is_sampling, self._failed = False, f"stacks could not be sampled: {type(error).__name__}: {error}"
-            self.write()
+            self._write_unless_held()
 
     def _keep_sampling(self) -> None:
         """At random times without memory, because regular ones fall into step with the batches. A thread that holds
@@ -242,7 +244,15 @@ class _Process:
                 sources = len(linecache.cache)
                 self._own_asked = thread_asked_bytes()
             if self._is_changed and clock() - self._written >= _WRITE_SECONDS:
+                self._write_unless_held()
+
+    def _write_unless_held(self) -> None:
+        self._is_being_written = True
+        try:
+            if not self._is_held:
                 self.write()
+        finally:
+            self._is_being_written = False
 
     # the record ------------------------------------------------------------------------------------------------------
 
@@ -271,9 +281,18 @@ class _Process:
         except OSError:  # a worker that outlives the folder
             pass
 
-    def stop(self) -> None:
+    def write_last(self) -> None:
+        """Once the sampler's record has been put in its place: an older one must not come after this."""
+        self._is_held = True
+        limit = clock() + _PATIENCE_SECONDS
+        while self._is_being_written and clock() < limit:
+            time.sleep(_SWITCH_SECONDS)
         self.write()
+        self._is_held = False
+
+    def stop(self) -> None:
         self._is_over = True
+        self.write_last()
         if self._at_exit is not None:
             self._at_exit.cancel()
         self.close()
