@@ -48,6 +48,7 @@ WITHOUT = {  # passes that are not recorded, and what is said of them
     "two_passes_a_step": "",
     "gradients_that_are_centred": "",
     "what_is_put_into_what_was_given": "it puts something into what it is given",
+    "what_comes_from_elsewhere_in_rounds": "it may draw from an iterator, which a replay would not",
 }
 
 
@@ -129,7 +130,17 @@ def test_a_loop_whose_model_is_recorded(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["a_teacher_that_cools", "smoothing_that_fades", "weights_of_tasks", "a_trainer", "layers_frozen_for_a_while"],
+    [
+        "a_teacher_that_cools",
+        "smoothing_that_fades",
+        "weights_of_tasks",
+        "a_trainer",
+        "layers_frozen_for_a_while",
+        "weights_in_a_list",
+        "rounds_that_become_more",
+        "exits_that_are_opened",
+        "a_row_that_grows",
+    ],
 )
 def test_without_a_look_at_what_changes_they_would_differ(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = plain(name)
@@ -147,6 +158,8 @@ def test_without_a_look_at_what_changes_they_would_differ(name: str, monkeypatch
         ("four_passes_to_an_update", [40]),
         ("a_judge_that_is_frozen_for_its_maker", [20, 20]),
         ("a_head_that_works_in_place", [20]),
+        ("parts_of_a_batch", [100]),
+        ("several_updates_a_batch", [40]),
     ],
 )
 def test_each_pass_of_a_step_is_recorded(name: str, replays: list[int]) -> None:

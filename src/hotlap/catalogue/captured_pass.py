@@ -52,17 +52,18 @@ class CapturedPass(Technique):
 
     ## When it does not help
     Where the GPU is busy all the time there is nothing to save: large models and large batches. It needs a loop whose
-    passes are straight-line code: no loop and no `.item()` between forward and backward, and no `if` that decides
-    whether something is set. What a pass hands on has no graph, so one that another pass goes back through is left as
-    it is. A pass is given up, with the reason, where it waits for the device, computes or draws on the host, prints,
-    leaves something behind in Python (a counter, a list), has hooks, adds to gradients that are made anew by a pass
-    without a recording, or rests on what changes from step to step. Reads are left as they are where a statement does
-    more than that, calls a function of the script, or makes a tensor that is used elsewhere; where other code was given
-    the loss before, as `all_reduce(loss)`; and in files that measure by `elapsed_time` or copy to the host without
-    waiting, since a read may be all that waits for those. Each shape of inputs has a graph of its own, and another
-    where it adds to gradients, four at most; a smaller last batch runs as it is until it has come often enough. A
-    recording keeps the memory of its activations for itself, about as much as a step needs on top of the weights. What
-    the script gets back are copies without a graph of their own.
+    passes do the same in every step: no `.item()` between forward and backward, and no `if` or inner loop that decides
+    whether something is set. Rounds in a pass, as along a sequence, are recorded with it, one after the other, and
+    another number of them is another recording. What a pass hands on has no graph, so one that another pass goes back
+    through is left as it is. A pass is given up, with the reason, where it waits for the device, computes or draws on
+    the host, prints, leaves something behind in Python (a counter, a list), has hooks, adds to gradients that are made
+    anew by a pass without a recording, or rests on what changes from step to step. Reads are left as they are where a
+    statement does more than that, calls a function of the script, or makes a tensor that is used elsewhere; where other
+    code was given the loss before, as `all_reduce(loss)`; and in files that measure by `elapsed_time` or copy to the
+    host without waiting, since a read may be all that waits for those. Each shape of inputs has a graph of its own, and
+    another where it adds to gradients, four at most; a smaller last batch runs as it is until it has come often enough.
+    A recording keeps the memory of its activations for itself, about as much as a step needs on top of the weights.
+    What the script gets back are copies without a graph of their own.
 
     ## What changes numerically
     Nothing is meant to: the same kernels run in the same order, and dropout goes on with the same random numbers. Only

@@ -17,9 +17,12 @@ WORK = {"abs", "all", "any", "argmax", "argmin", "bool", "clone", "detach", "dou
 WORK |= {"flatten", "float", "ge", "gt", "int", "le", "log_softmax", "long", "lt", "max", "mean", "min", "ne"}
 WORK |= {"norm", "reshape", "round", "sigmoid", "softmax", "sqrt", "square", "squeeze", "std", "sum", "t"}
 WORK |= {"topk", "unsqueeze", "var", "view", "view_as"}
+WORK |= {"argsort", "bmm", "ceil", "clamp", "contiguous", "cumsum", "div", "floor", "isfinite", "isinf", "isnan"}
+WORK |= {"log10", "log1p", "log2", "logsumexp", "matmul", "maximum", "minimum", "mm", "mul", "neg", "permute", "pow"}
+WORK |= {"prod", "reciprocal", "relu", "rsqrt", "sign", "tanh", "transpose"}
 # Those of them whose tensor may be the same one, or lie in the same memory.
 _SHARING = {"bool", "detach", "double", "expand_as", "flatten", "float", "int", "long", "reshape", "squeeze", "t"}
-_SHARING |= {"unsqueeze", "view", "view_as"}
+_SHARING |= {"contiguous", "permute", "transpose", "unsqueeze", "view", "view_as"}
 READING = {"item", "tolist"}  # methods that give plain numbers, once the device has come so far
 SIZES = {"size", "numel", "dim"}
 OF_PYTHON = {"float", "int", "len"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from hotlap.source.module import Source
 
 
+_MODULES = ("torch.nn.Module", "torch.nn.Sequential")
+_MOVING = ("to", "cuda", "cpu", "float", "half", "double", "train", "eval")
+_WRAPPING = ("torch.nn.DataParallel", "torch.nn.parallel.DistributedDataParallel", "torch.compile")
 FORWARDS = ("forward", "generate", "encode", "decode", "predict")  # methods that run a network, or a part of it
 
 
@@ -35,7 +38,32 @@ def model_spellings(source: Source) -> frozenset[str]:
     for name, mentions in source.names.named.items():
         if any(is_module(source, binding.value) for binding in source.bindings(mentions[0]) if binding.value):
             found.add(name)
+    given = [one for one in source.names.parents if isinstance(one, ast.arg) and one.annotation is not None]
+    found |= {one.arg for one in given if source.name_of(one.annotation) in _MODULES}  # type: ignore[arg-type]
+    for target, origin in _handed_on(source):
+        found |= {target} if origin in found else set()
     return frozenset(name for name in found if name not in (None, "self"))
+
+
+def _handed_on(source: Source) -> Iterator[tuple[str, str]]:
+    """`self.model = model.to(device)`: who is called like which other one, in the order of the text."""
+    settings = [one for one in source.names.parents if isinstance(one, ast.Assign) and len(one.targets) == 1]
+    for setting in sorted(settings, key=lambda one: one.lineno):
+        target, origin = spelling(setting.targets[0]), spelling(_bare(source, setting.value))
+        if target is not None and origin is not None:
+            yield target, origin
+
+
+def _bare(source: Source, value: ast.expr) -> ast.expr:
+    """Without what moves or wraps it."""
+    while isinstance(value, ast.Call):
+        if isinstance(value.func, ast.Attribute) and value.func.attr in _MOVING:
+            value = value.func.value
+        elif source.name_of(value.func) in _WRAPPING and value.args:
+            value = value.args[0]
+        else:
+            break
+    return value
 
 
 def is_module(source: Source, value: ast.AST) -> bool:
@@ -54,7 +82,7 @@ def is_module_class(source: Source, definition: ast.AST | None, depth: int = 0) 
     if not isinstance(definition, ast.ClassDef) or depth > 8:
         return False
     for parent in definition.bases:
-        if source.name_of(parent) in ("torch.nn.Module", "torch.nn.Sequential"):
+        if source.name_of(parent) in _MODULES:
             return True
         if is_module_class(source, source.definition(parent), depth + 1):
             return True

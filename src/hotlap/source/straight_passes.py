@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hotlap.source.bodies import body_of, constant, method, own_nodes
-from hotlap.source.callers import parameters
 from hotlap.source.device_values import READS
 from hotlap.source.edits import can_wrap
 from hotlap.source.going_back import backwards, goes_back_again
@@ -17,7 +16,15 @@ from hotlap.source.loops import Function, Loop
 from hotlap.source.models import model_spellings, run_by
 from hotlap.source.names import spelling
 from hotlap.source.showing import LATE, can_come_first, can_wait, only_shows, shows_numbers
-from hotlap.source.traffic import NotStraight, Traffic, is_read_by_others, is_read_in_a_branch, is_surely_set, set_in
+from hotlap.source.traffic import (
+    NotStraight,
+    Traffic,
+    is_read_by_others,
+    is_surely_set,
+    set_anew,
+    set_before,
+    set_in,
+)
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 _CONTEXTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")
 _CLEARING = ("zero_grad",)
 # What Python decides or keeps, and what stops or hides a statement: a recording would not do it again.
-_DECIDING = ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.NamedExpr
+_DECIDING = ast.Lambda | ast.NamedExpr
 _SUSPENDING = ast.Await | ast.Yield | ast.YieldFrom
 _CALLED = {"print", "input", "open", "next", "iter", "float", "int", "bool", "super", "eval", "exec", "locals", "vars"}
 _TELLING = {*READS, "nonzero", "append", "extend", "update", "pop", "setdefault", "write", "log", "info", "debug"}
@@ -70,7 +77,8 @@ def _step_function(source: Source, loop: Loop) -> ast.AST:
 
 def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
     ending = source.parent(call)
-    if not isinstance(ending, ast.Expr) or not _is_decided_by_plain_code(source, ending, place):
+    around = _around(source, ending, place) if isinstance(ending, ast.Expr) else None
+    if not isinstance(ending, ast.Expr) or around is None:
         raise NotStraight("it depends on more than the loop whether a step goes back")
     if call.args or call.keywords:
         raise NotStraight("backward is told how to go")
@@ -84,22 +92,20 @@ def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
         raise NotStraight(f"line {between[0].lineno} does something else than computing")
     if not all(can_wrap(source, one, one) for one in (*late, *between)) or not can_wrap(source, region[0], region[-1]):
         raise NotStraight("it shares a line with something else")
-    traffic = Traffic(source, region)
+    traffic = Traffic(source, region, around)
     reads, stores = list(traffic.reads), list(traffic.stores)
     if name := next((one for one in stores if is_read_by_others(source, region, one)), ""):
         raise NotStraight(f"{name} is read by a function that is defined elsewhere")
-    changing = set_in(place)
+    changing = set_anew(source, place)
     inputs = [name for name in reads if name in changing or name in stores]
-    carried = set(reads) - _set_before(source, place, region[0])
+    carried = set(reads) - set_before(source, around, region[0])
     results = tuple(_results(source, region, stores, carried))
-    if goes_back_again(source, place, region, set(results)):
+    if goes_back_again(source, around, region, set(results)):
         raise NotStraight("another pass goes back through what it makes")
     for name in inputs:
-        if is_read_in_a_branch(region, name) and not is_surely_set(source, name, region[0]):
+        if name not in traffic.surely_read and not is_surely_set(source, name, region[0]):
             raise NotStraight(f"{name} may not be set where it begins")
-    asks = [
-        name for name in inputs if _is_only_detached(source, region, name) and not is_read_in_a_branch(region, name)
-    ]
+    asks = [name for name in traffic.surely_read.intersection(inputs) if _is_only_detached(source, region, name)]
     given = [f"{name}.detach()" if name in asks else name for name in inputs]
     if late and not shows_numbers(source, between, set(results)):
         raise NotStraight(f"line {between[0].lineno} does something else than computing")
@@ -125,12 +131,14 @@ def _is_only_detached(source: Source, region: list[ast.stmt], name: str) -> bool
     return all(isinstance(one, ast.Attribute) and one.attr == "detach" for one in above)
 
 
-def _is_decided_by_plain_code(source: Source, ending: ast.Expr, place: ast.AST) -> bool:
-    """It stands in the loop itself, or where the loop goes only now and then."""
-    above = source.parent(ending)
-    while isinstance(above, ast.If) and above is not place:
+def _around(source: Source, ending: ast.Expr, place: ast.AST) -> ast.AST | None:
+    """The innermost loop that it stands in, or the step's function: it goes round as often as the code around it says.
+    None where that is more than loops and `if`."""
+    above, found = source.parent(ending), None
+    while isinstance(above, ast.If | Loop) and above is not place:
+        found = found or (above if isinstance(above, Loop) else None)
         above = source.parent(above)
-    return above is place
+    return (found or place) if above is place else None
 
 
 def _is_plain_function(source: Source, place: ast.AST) -> None:
@@ -199,6 +207,12 @@ def _is_plain(source: Source, statement: ast.stmt) -> None:
         _is_plain_test(source, statement.test)
         for inner in (*statement.body, *statement.orelse):
             _is_plain(source, inner)
+    elif isinstance(statement, ast.For) and not statement.orelse:
+        if not all(isinstance(one, ast.Name | ast.Tuple | ast.List | ast.Store) for one in ast.walk(statement.target)):
+            raise NotStraight("something is set that other code may see")
+        _is_plain_value(source, statement.iter)
+        for inner in statement.body:
+            _is_plain(source, inner)
     elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         if not all(_is_plain_target(one) for target in targets for one in _parts(target)):
@@ -238,8 +252,10 @@ def _is_plain_value(source: Source, value: ast.expr) -> None:
         is_open = isinstance(node, ast.Starred) and not isinstance(node.value, ast.Name | ast.Attribute)
         if isinstance(node, _DECIDING | _SUSPENDING) or is_open:
             raise NotStraight(f"line {value.lineno} is decided by Python")
-        if isinstance(node, ast.IfExp):
-            _is_plain_test(source, node.test)
+        if isinstance(node, ast.comprehension) and node.is_async:
+            raise NotStraight("its function is asynchronous")
+        for test in [node.test] if isinstance(node, ast.IfExp) else getattr(node, "ifs", ()):
+            _is_plain_test(source, test)
         if isinstance(node, ast.Call) and _wants_gradients(node):
             raise NotStraight(f"line {value.lineno} makes a tensor that gets a gradient")
         if isinstance(node, ast.Call) and _tells(source, node):
@@ -260,15 +276,6 @@ def _tells(source: Source, call: ast.Call) -> bool:
     if name.startswith(_ON_THE_HOST) or name in LATE:
         return True
     return name in _CALLED or (method(call) or name.rpartition(".")[2]) in _TELLING
-
-
-def _set_before(source: Source, place: ast.AST, first: ast.stmt) -> set[str]:
-    """The names that are surely set anew before the pass: they do not go from step to step."""
-    block = source.block(first)
-    before: list[ast.AST] = [one for one in block[: block.index(first)] if isinstance(one, ast.Assign)]
-    before += [place.target] if isinstance(place, ast.For | ast.AsyncFor) else []
-    own = set(parameters(place)) if isinstance(place, Function) else set()
-    return own.union(*map(set_in, before))
 
 
 def _results(source: Source, region: list[ast.stmt], stores: list[str], carried: set[str]) -> Iterator[str]:
