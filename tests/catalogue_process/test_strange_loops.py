@@ -37,7 +37,11 @@ def loops() -> dict[str, Path]:
     found = {}
     for path in sorted(HERE.glob("strange_*.py")):
         for line in path.read_text().splitlines():
-            if line.startswith("def ") and line.endswith("():") and line not in ("def batches():", "def pair():"):
+            if (
+                line.startswith("def ")
+                and line.endswith("():")
+                and line not in ("def batches():", "def pair():", "def trained():")
+            ):
                 found[line[4:-3]] = path
     return found
 
@@ -48,6 +52,8 @@ WITHOUT = {  # passes that are not recorded, and what is said of them
     "two_passes_a_step": "",
     "gradients_that_are_centred": "",
     "what_is_put_into_what_was_given": "it puts something into what it is given",
+    "a_meter_of_what_has_a_gradient": "",
+    "a_meter_that_does_more": "",
     "what_comes_from_elsewhere_in_rounds": "it may draw from an iterator, which a replay would not",
 }
 

@@ -8,12 +8,14 @@ import ast
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hotlap.source.bodies import constant, method
+from hotlap.source.bodies import constant, method, own_nodes
+from hotlap.source.callers import parameters
 from hotlap.source.device_values import READS
 from hotlap.source.handed_on import SIZES, VIEWS, WORK
 from hotlap.source.loops import Function
 from hotlap.source.models import is_module, model_spellings
 from hotlap.source.names import spelling
+from hotlap.source.traffic import set_in
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
@@ -27,6 +29,7 @@ _PLAIN = {"float", "int", "bool", "len", "print", "str", "repr", "format", "rang
 _LIBRARIES = ("torch.", "torchvision.", "numpy.", "math.", "tqdm.", "matplotlib.", "hotlap.")
 _BACKWARD = ("torch.autograd.backward", "torch.autograd.grad")
 _SETTING = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr
+_PERHAPS_ITSELF = {"to", "cpu", "cuda", "float", "double", "half", "type", "contiguous"}
 _DEPTH = 4
 
 
@@ -39,7 +42,7 @@ def goes_back_again(source: Source, place: ast.AST, region: list[ast.stmt], resu
     inside = {one for statement in region for one in ast.walk(statement)}
     if not any(_is_backward(source, call) for call in source.names.call_nodes if call not in inside):
         return False
-    results = results - set(_bare(source, region))
+    results = results - set(bare(source, region))
     if any(_is_read_elsewhere(source, region, name) for name in results if "." in name):
         return True
     return _Flow(source, place, region, inside).reaches_another(results)
@@ -182,14 +185,45 @@ def _is_plain_function(source: Source, call: ast.Call) -> bool:
     return all(name in _PLAIN or name.startswith(_LIBRARIES) or word in (WORK | _LET_GO) for name, word in names)
 
 
-def _bare(source: Source, region: list[ast.stmt]) -> Iterator[str]:
-    """Names that a region sets to what surely has no gradient, and to nothing else: new tensors, and sizes."""
+def bare(source: Source, region: list[ast.stmt]) -> Iterator[str]:
+    """Names that a region sets to what surely has no gradient, and to nothing else: new tensors, sizes, and what is
+    worked out without one."""
     settings = [node for statement in region for node in ast.walk(statement) if isinstance(node, _SETTING)]
     for statement in settings:
         value, names = statement.value, list(_set_by(statement))
-        is_bare = isinstance(value, ast.Call) and (source.name_of(value.func) in _NEW or method(value) in SIZES)
-        if is_bare and sum(bool({*names} & {*_set_by(one)}) for one in settings) == 1:
+        is_call = isinstance(value, ast.Call)
+        is_bare = is_call and (source.name_of(value.func) in _NEW or method(value) in SIZES)
+        if (is_bare or (is_call and _goes_without(source, value))) and sum(
+            bool({*names} & {*_set_by(one)}) for one in settings
+        ) == 1:
             yield from names
+
+
+def _goes_without(source: Source, call: ast.Call) -> bool:
+    """Whether a function gives back only what it has made without gradients, as one for hits does."""
+    found = source.resolve(call.func)
+    if found is None or not isinstance(found.node, ast.FunctionDef):
+        return False
+    nodes = list(own_nodes(found.source, found.node))
+    leaving = [one for one in nodes if isinstance(one, ast.Return) and one.value is not None]
+    drawn = (set_in(one.target) for one in nodes if isinstance(one, ast.For | ast.comprehension))
+    given = set(parameters(found.node)).union(*drawn)
+    values = [one.value for one in nodes if isinstance(one, ast.Return | _SETTING) and one.value is not None]
+    values += [value for one in nodes if isinstance(one, ast.Call) and method(one) in _KEEPING for value in one.args]
+    is_new = not any(_is_one_of(value, given) for value in values)
+    return bool(leaving) and is_new and all(map(found.source.under_no_grad, leaving))
+
+
+def _is_one_of(value: ast.expr, names: set[str]) -> bool:
+    """Whether it may be one of them as it is, or have one in it."""
+    if isinstance(value, ast.Tuple | ast.List):
+        return any(_is_one_of(one, names) for one in value.elts)
+    if isinstance(value, ast.ListComp | ast.GeneratorExp | ast.SetComp):
+        return _is_one_of(value.elt, names)
+    while isinstance(value, ast.Call) and method(value) in _PERHAPS_ITSELF and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    is_made = isinstance(value, ast.Call | ast.BinOp | ast.UnaryOp | ast.Compare | ast.Constant | ast.Subscript)
+    return not (is_made or (isinstance(value, ast.Name) and value.id not in names))
 
 
 def _set_by(node: ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr) -> Iterator[str]:

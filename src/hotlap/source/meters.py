@@ -50,17 +50,9 @@ def told(source: Source, read: ast.AST) -> Told | None:
     call = _handed_to(source, read)
     if call is None or not isinstance(source.parent(call), ast.Expr):
         return None
-    found = source.resolve(call.func)
-    kind = found.source.parent(found.node) if found is not None else None
-    if found is None or not isinstance(found.node, ast.FunctionDef) or not isinstance(kind, ast.ClassDef):
+    sums = _sums(source, call)
+    if sums is None:
         return None
-    sums = _Sums(found.node)
-    _is_meter(found.source, kind, found.node, sums)
-    kept = sums.attributes | {found.node.name}
-    if any(_is_put_elsewhere(node, found.node.name) for one in (source, found.source) for node in ast.walk(one.tree)):
-        raise Refused("handed to a method that is replaced")
-    if any(_is_changed(one, node, kind, kept) for one in (source, found.source) for node in ast.walk(one.tree)):
-        raise Refused("its class is used for more than making meters")
     if is_compiled(source, source.function_of(call)):
         raise Refused("its function is compiled")
     if ordered_by_hand(source):
@@ -72,6 +64,30 @@ def told(source: Source, read: ast.AST) -> Told | None:
         raise Refused("told together with what is needed at once")
     sums.may_be_told(call, reads)
     return Told(call, tuple(one for one in reads if isinstance(one, ast.Call)))
+
+
+def only_adds(source: Source, call: ast.Call) -> bool:
+    """Whether a call does nothing but arithmetic on its object's own attributes."""
+    try:
+        return isinstance(call.func, ast.Attribute) and _sums(source, call) is not None
+    except Refused:
+        return False
+
+
+def _sums(source: Source, call: ast.Call) -> _Sums | None:
+    """What a meter's method does; None for what is no method."""
+    found = source.resolve(call.func)
+    kind = found.source.parent(found.node) if found is not None else None
+    if found is None or not isinstance(found.node, ast.FunctionDef) or not isinstance(kind, ast.ClassDef):
+        return None
+    sums = _Sums(found.node)
+    _is_meter(found.source, kind, found.node, sums)
+    kept = sums.attributes | {found.node.name}
+    if any(_is_put_elsewhere(node, found.node.name) for one in (source, found.source) for node in ast.walk(one.tree)):
+        raise Refused("handed to a method that is replaced")
+    if any(_is_changed(one, node, kind, kept) for one in (source, found.source) for node in ast.walk(one.tree)):
+        raise Refused("its class is used for more than making meters")
+    return sums
 
 
 def _handed_to(source: Source, read: ast.AST) -> ast.Call | None:

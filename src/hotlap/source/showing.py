@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING
 from hotlap.source.bodies import constant, method
 from hotlap.source.device_values import READS
 from hotlap.source.handed_on import SIZES, WORK
+from hotlap.source.meters import only_adds
 from hotlap.source.models import model_spellings
 from hotlap.source.names import spelling
 
 if TYPE_CHECKING:
     from hotlap.source.module import Source
 
+_TOLD = "hotlap.parts.late_meters.tell_later"
 LATE = ("hotlap.parts.late_reads.read_later", "hotlap.parts.late_reads.read_now")
 _PURE = {"float", "int", "bool", "len", "str", "repr", "round", "min", "max", "sum", "abs", "format", "range", "zip"}
 _PURE |= {"list", "tuple", "sorted", "enumerate", "print"}
 _ASKING = {*READS, *SIZES, *WORK, "data", "astype", "format", "join", "strip", "split", "replace", "keys", "values"}
 _ASKING |= {"items", "ljust", "rjust", "nelement"}
 _TELLING = {"append", "add_scalar", "set_postfix", "set_postfix_str", "set_description", "write", "info", "debug"}
+_OF_PASSES = ("backward", "zero_grad")
 _LOOKING = (
     ast.Name | ast.Constant | ast.Attribute | ast.Subscript | ast.Slice | ast.BinOp | ast.UnaryOp | ast.BoolOp
 ) | (ast.Compare | ast.IfExp | ast.Tuple | ast.List | ast.Dict | ast.JoinedStr | ast.FormattedValue | ast.keyword)
@@ -43,9 +46,8 @@ def only_shows(source: Source, statement: ast.stmt) -> bool:
         return _is_pure(source, statement.value) and all(isinstance(one, ast.Name) for one in _named(targets))
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
-        is_told = source.name_of(call.func) == "print" or (
-            method(call) in _TELLING and not _is_own(source, method(call))
-        )
+        is_told = source.name_of(call.func) in ("print", _TOLD) or only_adds(source, call)
+        is_told = is_told or (method(call) in _TELLING and not _is_own(source, method(call)))
         return is_told and all(_is_pure(source, one) for one in (*call.args, *call.keywords))
     return isinstance(statement, ast.Pass)
 
@@ -173,8 +175,11 @@ def _reads_and_writes(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str
             (writes if isinstance(node.ctx, ast.Store) else reads).add(name)  # type: ignore[attr-defined]
         if isinstance(node, ast.AugAssign):
             reads |= {str(spelling(node.target))}
-        if isinstance(node, ast.Call) and method(node) in _TELLING:
-            writes.add(str(spelling(node.func.value)))  # type: ignore[attr-defined]
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and method(call) not in _OF_PASSES:
+            writes.add(str(spelling(call.func.value)))
+        elif isinstance(call, ast.Call) and spelling(call.func) == "tell_later":
+            writes.add(str(spelling(call.args[0])))
     return reads, writes
 
 

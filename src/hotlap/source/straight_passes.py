@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hotlap.source.bodies import body_of, constant, method, own_nodes
 from hotlap.source.device_values import READS
 from hotlap.source.edits import can_wrap
-from hotlap.source.going_back import backwards, goes_back_again
+from hotlap.source.going_back import backwards, bare, goes_back_again
 from hotlap.source.loops import Function, Loop
 from hotlap.source.models import model_spellings, run_by
 from hotlap.source.names import spelling
@@ -21,6 +21,7 @@ from hotlap.source.traffic import (
     Traffic,
     is_read_by_others,
     is_surely_set,
+    names_in,
     set_anew,
     set_before,
     set_in,
@@ -107,7 +108,7 @@ def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
             raise NotStraight(f"{name} may not be set where it begins")
     asks = [name for name in traffic.surely_read.intersection(inputs) if _is_only_detached(source, region, name)]
     given = [f"{name}.detach()" if name in asks else name for name in inputs]
-    if late and not shows_numbers(source, between, set(results)):
+    if late and not shows_numbers(source, between, set(results).difference(bare(source, region))):
         raise NotStraight(f"line {between[0].lineno} does something else than computing")
     ahead_of = between[0] if late else None
     return Pass(region[0], region[-1], tuple(inputs), tuple(given), results, number, tuple(late), ahead_of)
@@ -284,7 +285,7 @@ def _results(source: Source, region: list[ast.stmt], stores: list[str], carried:
         if "." in name or name in carried:
             yield name
             continue
-        node = next(one for one in inside if isinstance(one, ast.Name) and one.id == name)
+        node = next(one for statement in region for one in names_in(statement) if one.id == name)
         uses = [use for use in source.uses(node) if use not in inside]
         if any(not isinstance(use.ctx, ast.Store) or isinstance(source.parent(use), ast.AugAssign) for use in uses):
             yield name

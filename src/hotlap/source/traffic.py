@@ -70,9 +70,9 @@ class Traffic:
         both = ways[0].keys() & ways[1].keys() | self.reads.keys()  # what goes in is there, whatever comes
         self.stores = {name: None for name in (*ways[0], *ways[1]) if name in both}
         self._perhaps = {name: None for name in loose if name not in self.stores}
-        inside = set(ast.walk(statement))
+        inside, own = set(ast.walk(statement)), list(names_in(statement))
         for name in (ways[0].keys() ^ ways[1].keys()) - self.reads.keys():
-            node = next((one for one in inside if isinstance(one, ast.Name) and one.id == name), None)
+            node = next((one for one in own if one.id == name), None)
             if node is None or any(use not in inside for use in self._source.uses(node)):
                 raise NotStraight(f"whether {name} is set is decided by Python")
 
@@ -88,9 +88,9 @@ class Traffic:
 
     def _is_read_outside(self, name: str) -> bool:
         """And not only in other loops over that name."""
-        nodes = [one for statement in self._region for one in ast.walk(statement)]
-        node = next(one for one in nodes if isinstance(one, ast.Name) and one.id == name)
-        uses = set(self._source.uses(node)).difference(nodes)
+        inside = {one for statement in self._region for one in ast.walk(statement)}
+        node = next(one for statement in self._region for one in names_in(statement) if one.id == name)
+        uses = set(self._source.uses(node)) - inside
         return any(isinstance(use.ctx, ast.Load) and not self._is_in_a_loop_of_its_own(use) for use in uses)
 
     def _is_in_a_loop_of_its_own(self, use: ast.Name) -> bool:
@@ -99,7 +99,7 @@ class Traffic:
         return any(sets(one.target, use.id) for one in loops)
 
     def _note(self, part: ast.AST) -> None:
-        nodes, always = sorted(_names_in(part), key=_place), set(_unbranched(part))
+        nodes, always = sorted(names_in(part), key=_place), set(_unbranched(part))
         for node in nodes:
             changes = isinstance(part, ast.AugAssign) and node is part.target
             if changes and node.id not in self.stores:
@@ -121,18 +121,18 @@ class Traffic:
                 self._perhaps.pop(name, None)
 
 
-def _names_in(node: ast.AST, own: frozenset[str] = frozenset()) -> Iterator[ast.Name]:
+def names_in(node: ast.AST, own: frozenset[str] = frozenset()) -> Iterator[ast.Name]:
     """Without those that a comprehension sets for itself."""
     if isinstance(node, ast.Name) and node.id not in own:
         yield node
     parts = list(ast.iter_child_nodes(node))
     if isinstance(node, Comprehension):
         first = node.generators[0]
-        yield from _names_in(first.iter, own)  # which is asked before there are any
+        yield from names_in(first.iter, own)  # which is asked before there are any
         own = own.union(*(set_in(one.target) for one in node.generators))
         parts = [*(one for one in parts if one is not first), first.target, *first.ifs]
     for part in parts:
-        yield from _names_in(part, own)
+        yield from names_in(part, own)
 
 
 def set_anew(source: Source, place: ast.AST) -> set[str]:
@@ -164,8 +164,7 @@ def set_before(source: Source, place: ast.AST, first: ast.stmt) -> set[str]:
 def is_read_by_others(source: Source, region: list[ast.stmt], name: str) -> bool:
     """Whether a function that is defined elsewhere looks at a name that the region sets: while the region runs in a
     function of its own, it would see the value of the step before."""
-    nodes = (node for statement in region for node in ast.walk(statement) if isinstance(node, ast.Name))
-    node = next((one for one in nodes if one.id == name), None)
+    node = next((one for statement in region for one in names_in(statement) if one.id == name), None)
     own, uses = source.function_of(region[0]), source.uses(node) if node is not None else []
     return any(source.function_of(use) is not own or source.enclosing(use, ast.Lambda) is not None for use in uses)
 
