@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from hotlap.source.fix import rewritten
@@ -368,6 +370,26 @@ def test_what_only_shows_something_comes_after_the_pass() -> None:
     for number, line in enumerate(new, 1):
         if line.strip() in ("loss.backward()", "set_to_none=True)", "losses.append(best * 2)"):
             assert old[result.lines[number] - 1].strip() == line.strip()
+
+
+@pytest.mark.parametrize(
+    ("check", "is_recorded"),
+    [
+        ("if torch.isnan(loss):\n    raise ValueError('no number')", True),
+        ("assert not torch.isnan(loss).any(), 'no number'", True),
+        ("value = loss.item()\nif not math.isfinite(value):\n    print(f'{value:.2f}')\n    sys.exit(1)", True),
+        ("if torch.isnan(loss):\n    continue", False),
+        ("if loss > 5:\n    raise Large(loss.item())", False),
+        ("if loss > 5:\n    raise ValueError(loss)", False),
+        ("assert loss < 5, loss", False),
+        ("assert loss < 5\nloss = loss.mean()", False),
+        ("assert loss < 5\nloss = loss + model(x).mean()", True),  # the pass begins after it
+    ],
+)
+def test_checks_that_may_end_the_training_come_before_the_update(check: str, is_recorded: bool) -> None:
+    one = found(f"import math, sys\nloss = F.mse_loss(model(x), y)\n{check}\nloss.backward()")
+    assert isinstance(one, Pass) is is_recorded
+    assert not is_recorded or [ast.unparse(late) for late in one.late] in ([], ["loss.backward()"])
 
 
 def test_what_the_pass_goes_on_with_keeps_its_place() -> None:

@@ -4,6 +4,7 @@ them, so the statements that go back may come first."""
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ _PURE |= {"list", "tuple", "sorted", "enumerate", "print"}
 _ASKING = {*READS, *SIZES, *WORK, "data", "astype", "format", "join", "strip", "split", "replace", "keys", "values"}
 _ASKING |= {"items", "ljust", "rjust", "nelement"}
 _TELLING = {"append", "add_scalar", "set_postfix", "set_postfix_str", "set_description", "write", "info", "debug"}
+_ENDING = ("sys.exit", "exit", "quit")
 _OF_PASSES = ("backward", "zero_grad")
 _LOOKING = (
     ast.Name | ast.Constant | ast.Attribute | ast.Subscript | ast.Slice | ast.BinOp | ast.UnaryOp | ast.BoolOp
@@ -48,8 +50,17 @@ def only_shows(source: Source, statement: ast.stmt) -> bool:
         call = statement.value
         is_told = source.name_of(call.func) in ("print", _TOLD) or only_adds(source, call)
         is_told = is_told or (method(call) in _TELLING and not _is_own(source, method(call)))
+        is_told = is_told or _ends(source, call)
         return is_told and all(_is_pure(source, one) for one in (*call.args, *call.keywords))
+    if isinstance(statement, ast.Assert | ast.Raise):  # after the pass, and before the update
+        given = [one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.expr)]
+        return all(_is_pure(source, one) or _is_error(source, one) for one in given)
     return isinstance(statement, ast.Pass)
+
+
+def may_end(source: Source, statement: ast.stmt) -> bool:
+    """The training: an error that computing would raise must not come first."""
+    return any(isinstance(one, ast.Raise | ast.Assert) or _ends(source, one) for one in ast.walk(statement))
 
 
 def can_come_first(source: Source, statement: ast.stmt) -> bool:
@@ -93,9 +104,10 @@ def _loads(source: Source, target: ast.Name) -> Iterator[ast.Name]:
 
 def _simple(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
     for statement in statements:
-        if isinstance(statement, ast.If):
-            yield statement.test
+        if isinstance(statement, ast.If):  # of its test only whether it is true is seen
             yield from _simple([*statement.body, *statement.orelse])
+        elif isinstance(statement, ast.Assert):
+            yield from [statement.msg] if statement.msg is not None else []
         else:
             yield statement
 
@@ -159,6 +171,18 @@ def _is_pure(source: Source, node: ast.AST) -> bool:
         return False
     parts = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr | ast.keyword)]
     return isinstance(node, _LOOKING) and all(_is_pure(source, one) for one in parts)
+
+
+def _ends(source: Source, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and source.name_of(node.func) in _ENDING
+
+
+def _is_error(source: Source, node: ast.expr) -> bool:
+    """One of Python's own."""
+    name = source.name_of(node.func if isinstance(node, ast.Call) else node) or ""
+    kind = getattr(builtins, name, None)
+    given = [*node.args, *node.keywords] if isinstance(node, ast.Call) else []
+    return isinstance(kind, type) and issubclass(kind, BaseException) and all(_is_pure(source, one) for one in given)
 
 
 def _is_own(source: Source, name: str | None) -> bool:

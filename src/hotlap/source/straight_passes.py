@@ -15,7 +15,7 @@ from hotlap.source.going_back import backwards, bare, goes_back_again
 from hotlap.source.loops import Function, Loop
 from hotlap.source.models import model_spellings, run_by
 from hotlap.source.names import spelling
-from hotlap.source.showing import LATE, can_come_first, can_wait, only_shows, shows_numbers
+from hotlap.source.showing import LATE, can_come_first, can_wait, may_end, only_shows, shows_numbers
 from hotlap.source.traffic import (
     NotStraight,
     Traffic,
@@ -166,7 +166,8 @@ def _region(source: Source, ending: ast.Expr) -> tuple[list[ast.stmt], list[ast.
         try:
             _is_plain(source, statement)
         except NotStraight as why:
-            if not only_shows(source, statement):
+            is_late = may_end(source, statement) and not all(isinstance(one, ast.Expr) for one in region)
+            if is_late or not only_shows(source, statement):
                 reason = why
                 break
             showing.insert(0, statement)
