@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -332,6 +333,17 @@ def test_what_starts_slowly_needs_room_for_its_start() -> None:
     made.screening.run()
     assert made.found.plan == [] and all("slow" not in names for names in bench.asked)
     assert {one.technique for one in made.found.not_tried} == {"slow"}
+
+
+def test_the_budget_asked_for_has_room_for_what_starts_slowly() -> None:
+    levels: dict[tuple[str, ...], float | str] = {(): 1.0, ("slow",): 1.0}
+    made = search(Made(levels), Slow(), budget=25.0)
+    made.screening.run()
+    asked = re.search(r"try --budget (\d+)s", made.found.caveats[0])
+    assert asked
+    made = search(Made(levels), Slow(), budget=float(asked[1]))
+    made.screening.run()
+    assert made.found.not_tried == [] and len(made.found.rejected) == 2
 
 
 def test_what_gains_after_an_epoch_is_not_judged_by_less() -> None:

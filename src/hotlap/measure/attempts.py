@@ -17,6 +17,7 @@ class Attempts:
     def __init__(self, bench: Bench, purse: Purse, found: Found) -> None:
         self._bench, self._purse, self.found = bench, purse, found
         self.unfit: list[str] = []  # what the budget had no room for
+        self.unfit_start_up_seconds = 0.0  # of all of these
         self.passed_over: list[Choice] = []  # timed, and not taken in
         self.stood_aside: list[Choice] = []  # another setting of the same technique may not
         self._pushed_out: list[tuple[Choice, Choice]] = []  # a member of the plan, and who came in its place
@@ -69,6 +70,7 @@ class Attempts:
 
     def had_no_room(self, choices: list[Choice]) -> None:
         self.unfit.append(" + ".join(map(str, choices)))
+        self.unfit_start_up_seconds += sum(choice.start_up_seconds for choice in choices)
         for choice in choices:
             words = f"the budget ended before {self.unfit[-1]}: try a larger --budget"
             self.found.not_tried.append(NotTried(choice.technique.id, words))

@@ -56,7 +56,9 @@ class Purse:
     def _proof_seconds(self, plan_seconds: float) -> float:
         return (PARITY_TRIALS + LOOKS[0]) * self.trial_seconds + LOOKS[0] * plan_seconds
 
-    def for_all(self, unfit: int) -> float:
-        """The budget that would have held so many trials more."""
-        wanted = self._bench.spent + (PARITY_TRIALS + 2 * LOOKS[0] + 2 * unfit) * self.trial_seconds
-        return max(wanted, 1.2 * self.seconds)
+    def for_all(self, unfit: int, start_up_seconds: float) -> float:
+        """The budget that would have held so many trials more, which take so long to get going, and still had left
+        what is kept back for proof."""
+        trials = self._bench.spent + 2 * unfit * self.trial_seconds + start_up_seconds
+        proof = (PARITY_TRIALS + 2 * LOOKS[0]) * self.trial_seconds
+        return max(trials + proof, trials / (1 - CONFIRM_SHARE), 1.2 * self.seconds)

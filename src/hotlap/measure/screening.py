@@ -181,7 +181,8 @@ class Screening:
         """Then finding nothing says nothing."""
         if self._attempts.unfit:
             count = len(self._attempts.unfit)
-            self.found.ask_for(self._purse.for_all(count), Caveat.NO_ROOM, count=count)
+            wanted = self._purse.for_all(count, self._attempts.unfit_start_up_seconds)
+            self.found.ask_for(wanted, Caveat.NO_ROOM, count=count)
 
     def _candidates(self) -> list[Candidate]:
         assert self.found.before is not None
