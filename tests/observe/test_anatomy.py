@@ -7,6 +7,7 @@ import pytest
 from hotlap.observe.anatomy import anatomy
 from hotlap.observe.events import BACKWARD, COPY, DRAW, END, FORWARD, JUDGED, LOOK, OWN, STARTED, SYNC, UPDATE, Event
 from hotlap.observe.run import SHARES
+from hotlap.observe.trips import BY_UPDATES_AFTER
 
 TRAIN, VALID, OTHER, MODEL, ADAM, SGD = 11, 12, 13, 21, 31, 32
 
@@ -292,6 +293,43 @@ def test_the_first_batch_over_and_over() -> None:
         tape.start()
         tape.trip()
     assert tape.seconds == [15] * 3
+
+
+def test_one_batch_for_many_updates() -> None:
+    """Its loader tells nothing of steps: what comes after so many updates is counted by them."""
+    tape = Tape()
+    tape.start()
+    tape(DRAW, TRAIN, 100)
+    for _ in range(BY_UPDATES_AFTER + 10):
+        tape.train()
+    found = tape.read()
+    assert [step.seconds for step in found.steps] == [9] * 9
+    assert found.training_loaders == {TRAIN} and found.evaluation_seconds == 0
+
+
+def test_one_batch_for_many_updates_and_then_a_plain_loop() -> None:
+    """As where a script tries first whether it can learn one batch by heart."""
+    tape = Tape()
+    tape.start()
+    tape(DRAW, TRAIN, 1)
+    for _ in range(BY_UPDATES_AFTER + 10):
+        tape.train()
+    tape.epochs(2, 5)
+    found = tape.read()
+    assert [step.seconds for step in found.steps[:9]] == [9] * 9
+    assert [step.seconds for step in found.steps[-8:]] == [15] * 8 and found.steps[-5].starts_epoch
+    assert found.training_loaders == {TRAIN}
+
+
+def test_a_plain_loop_and_then_updates_without_draws() -> None:
+    tape = Tape()
+    tape.epochs(2, 5)
+    for _ in range(BY_UPDATES_AFTER + 10):
+        tape.train()
+    found = tape.read()
+    assert [step.seconds for step in found.steps][:9] == [15] * 9
+    assert [step.seconds for step in found.steps][-9:] == [9] * 9
+    assert found.training_loaders == {TRAIN}
 
 
 def test_a_skipped_batch_is_no_step_of_its_own() -> None:

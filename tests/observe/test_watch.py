@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import json
 import pickle
 import queue
@@ -818,6 +819,24 @@ def test_images_opened_also_by_workers(run_script, tmp_path: Path, workers: int,
     assert trial.run.images_opened == 16
     assert trial.run.steps == len(trial.run.step_seconds) == 8
     assert trial.run.loaders[0].draws_random is (None if workers else False)
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(0, 57), (3, 69)])
+def test_one_batch_for_many_updates(watched, epochs: int, expected: int) -> None:
+    """Nothing is drawn any more: after some updates they tell of steps, until there is a loop over the loader."""
+
+    def script() -> None:
+        model = nn.Linear(3, 1)
+        optimizer, loader = sgd(model), data(4)
+        some = next(iter(loader))
+        for batch in itertools.chain([some] * 90, *[loader] * epochs):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+
+    record = watched(script)
+    assert steps(record) == expected
+    assert [loader.trains for loader in record.loaders] == [True]
 
 
 def test_weights_updated_by_hand(watched) -> None:

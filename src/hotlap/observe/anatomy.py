@@ -1,7 +1,8 @@
 """From raw events to steps and their shares: pure functions over a list of intervals on the host's clock.
 
 A step is one trip round the training loop: from one draw of a training loader to the next. Without a loader it is one
-full cycle of optimizer updates; where the script updates its weights by hand, from one backward to the next.
+full cycle of optimizer updates, as where one batch serves many of them; where the script updates its weights by hand,
+from one backward to the next.
 Evaluation (a loader whose batches are never followed by a backward) is cut out, and so is what hotlap itself took."""
 
 from __future__ import annotations
@@ -56,14 +57,9 @@ class _Window(NamedTuple):
 
 def anatomy(events: list[Event]) -> Anatomy:
     events = sorted(events, key=lambda event: (event.start, event.kind != STARTED, -event.end))
-    trainers = _training_loaders(events)
     events = _with_starts(events)
-    if trainers:
-        windows = _windows_between_draws(events, trainers)
-    elif any(event.kind == UPDATE for event in events):
-        windows = _windows_between_cycles(events)
-    else:
-        windows = _windows_between_backwards(events)
+    stretches, trainers = _stretches(events)
+    windows = [window for some, tellers in stretches for window in _windows(some, tellers)]
     evaluations = _merged([*_evaluations(events, trainers), *_judgements(events)])
     own = _merged([(event.start, event.end) for event in events if event.kind == OWN])
     cuts = _merged([*evaluations, *own])
@@ -141,11 +137,32 @@ def _follow(trips: Trips, event: Event) -> bool:
     return False
 
 
-def _training_loaders(events: list[Event]) -> frozenset[int]:
+def _stretches(events: list[Event]) -> tuple[list[tuple[list[Event], frozenset[int]]], frozenset[int]]:
+    """Each with the loaders that tell of its trips; and all that ever trained. One for the whole script, unless
+    loaders are put aside on the way: updates tell then, until a loader does again."""
     trips = Trips()
-    for event in events:
+    found: list[tuple[list[Event], frozenset[int]]] = []
+    begun = drawn = 0
+    for number, event in enumerate(events):
+        tellers = frozenset(trips.trainers)
         _follow(trips, event)
-    return frozenset(trips.trainers)
+        is_back = bool(found) and not tellers
+        if bool(trips.trainers) != bool(tellers) and (tellers or is_back):
+            end = drawn if is_back else number
+            found.append((events[begun:end], tellers))
+            begun = end
+        if event.kind == DRAW:
+            drawn = number
+    found.append((events[begun:], frozenset(trips.trainers)))
+    return found, frozenset(trips.aside).union(*(tellers for _, tellers in found))
+
+
+def _windows(events: list[Event], tellers: frozenset[int]) -> list[_Window]:
+    if tellers:
+        return _windows_between_draws(events, tellers)
+    if any(event.kind == UPDATE for event in events):
+        return _windows_between_cycles(events)
+    return _windows_between_backwards(events)
 
 
 def _windows_between_draws(events: list[Event], trainers: frozenset[int]) -> list[_Window]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 BY_HAND_AFTER = 8  # backwards without an update or a training loader
+BY_UPDATES_AFTER = 32  # of one optimizer, between two draws of training loaders
 
 
 class Trips:
@@ -12,10 +14,13 @@ class Trips:
     again after training; without a training loader, when an optimizer updates again that already has.
 
     A loader trains if a backward or an update follows its draw, unless an evaluation used the batch up, or the loader
-    ended, before that."""
+    ended, before that. Where a batch serves many updates, as one that holds all the data, its loader is put aside and
+    updates tell, until it is drawn from at every few of them."""
 
     def __init__(self, trainers: Iterable[int] = ()) -> None:
         self.trainers = set(trainers)
+        self.aside: set[int] = set()
+        self._since: Counter[int] = Counter()  # by optimizer its updates since the last draw
         self.drawn: set[int] = set()  # loaders drawn from in this trip
         self._known: set[int] = set()
         self._unused: list[int] = []  # drawn since the last backward, and not judged
@@ -39,6 +44,10 @@ class Trips:
         return self._trained and key in self.drawn and key in self.trainers and self._over()
 
     def drew(self, key: int) -> None:
+        if key in self.aside and not self._serves_many():
+            self.aside.remove(key)
+        if key in self.trainers | self.aside:
+            self._since.clear()
         if self._used or key in self._unused:
             self._unused, self._used = [], False
         self._unused.append(key)
@@ -56,7 +65,10 @@ class Trips:
     def trained(self) -> None:
         self._trained = True
         if not self._used:
-            self.trainers.update(self._unused)
+            new = {key for key in self._unused if key not in self.aside} - self.trainers
+            if new:
+                self.trainers |= new
+                self._since.clear()
             self._used = True
 
     def went_back(self) -> bool:
@@ -67,10 +79,18 @@ class Trips:
     def updated(self, key: int) -> bool:
         self.trained()
         if self.trainers:
-            return False
+            self._since[key] += 1
+            if not self._serves_many():
+                return False
+            self.aside |= self.trainers
+            self.trainers.clear()
+            self._cycle.clear()
         is_over = key in self._cycle
         self._cycle = {key} if is_over else self._cycle | {key}
         return is_over
+
+    def _serves_many(self) -> bool:
+        return max(self._since.values(), default=0) > BY_UPDATES_AFTER
 
     def _over(self) -> bool:
         self._trained = False
