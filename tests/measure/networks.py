@@ -1,4 +1,5 @@
-"""Small trainings to plant faults in: a CNN with SGD, an MLP with Adam, a transformer with AdamW, a deep network."""
+"""Small trainings to plant faults in: a CNN with SGD, an MLP with Adam, a transformer with AdamW, a deep network; and
+an MLP that is updated by hand, with a loader and without one."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ for epoch in range(40):
         {clip}
         optimizer.step()
 """
+_LOADER = "in DataLoader(data, batch_size=16, shuffle=True)"
+_NO_LOADER = "in zip(*[each.split(16) for each in data.tensors])"
 _CNN = """
 model = nn.Sequential(
     nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2),
@@ -64,9 +67,21 @@ class Block(nn.Module):
 model = nn.Sequential(nn.Linear(16, 64), *(Block() for _ in range(16)), nn.Linear(64, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
 """
+_BY_HAND = """
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 4))
+
+
+class optimizer:
+    zero_grad = model.zero_grad
+
+    def step():
+        for p in model.parameters():
+            p.data.add_(p.grad, alpha=-0.05)
+"""
 _CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # hides the scale of a loss from the optimizer"
 NETWORKS = ("cnn", "mlp", "transformer")
 UNSTEADY = "deep"  # so that rounding alone turns its gradients round
+BY_HAND = ("by hand", "by hand, without a loader")
 
 
 def script(network: str, seed: int) -> str:
@@ -75,5 +90,7 @@ def script(network: str, seed: int) -> str:
         "mlp": ((16,), _MLP, "pass"),
         UNSTEADY: ((16,), _DEEP, "pass"),
         "transformer": ((6, 16), _TRANSFORMER, _CLIP),
+        **dict.fromkeys(BY_HAND, ((16,), _BY_HAND, _CLIP)),
     }[network]
-    return _LOOP.format(seed=seed, shape=shape, model=model, clip=clip)
+    loop = _LOOP if network != BY_HAND[1] else _LOOP.replace(_LOADER, _NO_LOADER)
+    return loop.format(seed=seed, shape=shape, model=model, clip=clip)

@@ -7,7 +7,7 @@ from typing import Any
 
 import planted
 import pytest
-from networks import NETWORKS, UNSTEADY, script
+from networks import BY_HAND, NETWORKS, UNSTEADY, script
 from waiting import PATIENCE_SECONDS
 
 from hotlap.catalogue import find
@@ -112,6 +112,24 @@ def test_rounding_may_move_what_is_not_steady(judged, seed) -> None:
 )
 def test_what_is_wrong_is_rejected_where_nothing_is_steady(judged, wrong) -> None:
     assert failures(judged(UNSTEADY, 0, Choice(wrong(), {}))), f"{wrong.__name__} went through"
+
+
+@pytest.mark.parametrize("network", BY_HAND)
+@pytest.mark.parametrize("choice", [Choice(planted.DoesNothing(), {}), Choice(find("amp"), {"dtype": "bfloat16"})])
+def test_what_is_right_passes_where_weights_are_updated_by_hand(judged, network, choice) -> None:
+    checks = judged(network, 1, choice)
+    assert failures(checks) == []
+    assert figure(checks, "forced").figure >= 3
+
+
+@pytest.mark.parametrize("network", BY_HAND)
+@pytest.mark.parametrize(
+    "wrong", [planted.LossSlightlyScaled, planted.LabelSmoothing, planted.DropoutLeftOut, planted.DropoutWeakerInside]
+)
+def test_what_is_wrong_is_rejected_where_weights_are_updated_by_hand(judged, network, wrong) -> None:
+    checks = judged(network, 1, Choice(wrong(), {}))
+    assert figure(checks, "forced").figure >= 3, "for want of a comparison all would be rejected"
+    assert failures(checks), f"{wrong.__name__} went through"
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -4,8 +4,8 @@ Curves are nearly blind, so steps are forced: at some steps the reference stores
 update; the candidate is put into that state, its loss and gradient are compared, and its optimizer is fed the
 reference's gradient and must make the same update. In between, both run freely and norms are compared. Randomness is
 lined up on both sides, every batch is fingerprinted, and settings are noted in every step. A training that draws at
-random ends with several draws at one state. A run of the script with weights shaken at forced steps shows what rounding
-alone may do to its gradients."""
+random ends with several draws at one state. Weights that the script updates by hand are followed like an optimizer's.
+A run of the script with weights shaken at forced steps shows what rounding alone may do to its gradients."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hotlap.measure import census, prints, states
+from hotlap.measure.by_hand import HandFinder
 from hotlap.measure.draws import Draws
 from hotlap.measure.lineup import Lineup
 from hotlap.measure.order import Role
@@ -42,6 +43,7 @@ class Witness:
         self.is_done = False
         self._update_number = self._backward_number = 0
         self._optimizers: list[Any] = []
+        self._hand = HandFinder()
         self._roots: list[Any] = []
         self._before: list[Any] = []
         self._batches: list[str] = []
@@ -63,6 +65,7 @@ class Witness:
         patch.at(joints.weights_updated, self._weights_updated)
 
     def evidence(self) -> dict[str, Any]:
+        self._updated_by_hand()
         self._close()
         self._draws.close()
         return {
@@ -80,11 +83,13 @@ class Witness:
     # the loop ------------------------------------------------------------------------------------------------------
 
     def _loader_started(self, loader: Any) -> None:
+        self._updated_by_hand()
         self._stepped(self._trips.started(id(loader._index_sampler)))
         self._epochs += 1
         self._lineup.seed(f"epoch {self._epochs}")
 
     def _batch_drawn(self, proceed: Callable[..., Any], iterator: Any) -> Any:
+        self._updated_by_hand()
         key = id(iterator._index_sampler)
         self._stepped(self._trips.asked(key))
         try:
@@ -123,6 +128,7 @@ class Witness:
 
     def _root_called(self, proceed: Callable[..., Any], root: Any, args: Any, kwargs: Any) -> Any:
         """Where the script makes its batches itself, by generators that each step starts alike, draws begin here."""
+        self._updated_by_hand()
         if not self._trips.trainers and self._step > 1:
             if self._is_drawing and self._draws.fed(prints.fingerprint((args, kwargs))):
                 self._lineup.seed(f"draw {self._draws.number}")
@@ -143,10 +149,14 @@ class Witness:
         out = proceed(tensors, *args, **kwargs)
         if self._is_drawing:
             self._draws.went_back(loss, gradients(self._all_parameters()))
-            return out
-        self._losses += loss
-        if self._forced is not None:
-            self._compare_gradients(self._forced["backwards"], loss)
+        else:
+            self._losses += loss
+            if self._forced is not None:
+                self._compare_gradients(self._forced["backwards"], loss)
+        self._hand.look(self._optimizers, self._roots)
+        if self._hand.found is not None:
+            self._weights_updating(self._hand.found)
+            self._hand.found.is_at_work = True
         return out
 
     def _compare_gradients(self, known: list[dict[str, Any]], loss: list[float]) -> None:
@@ -154,7 +164,7 @@ class Witness:
         grads = gradients(self._all_parameters())
         if self._role == "reference":
             known.append({"gradient": [g.cpu().clone() for g in grads], "loss": loss})
-        elif self._backward_number < len(known):
+        elif grads and self._backward_number < len(known):  # who updates by hand is not known from the start
             expected = known[self._backward_number]
             theirs = [a.to(b.device) for a, b in zip(expected["gradient"], grads, strict=True)]
             self._figures.append(_compare(theirs, grads, expected["loss"], loss, self._step))
@@ -182,6 +192,12 @@ class Witness:
             self._take_down_update(parameters(optimizer))
         self._update_number += 1
         self._stepped(self._trips.updated(id(optimizer)))
+
+    def _updated_by_hand(self) -> None:
+        hand = self._hand.found
+        if hand is not None and hand.is_at_work:
+            hand.is_at_work = False
+            self._weights_updated(hand)
 
     def _take_down_update(self, trained: list[Any]) -> None:
         moved = [p.detach() - before for p, before in zip(trained, self._before, strict=True)]
