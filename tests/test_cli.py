@@ -139,7 +139,17 @@ def test_run_says_so_when_nothing_trains(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "train.py").write_text(NEVER_TRAINS)
     done = warm.run("run", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "2.0\n")
-    assert "no training steps" in done.stderr
+    assert "no optimizer made an update in this process" in done.stderr
+
+
+def test_run_does_not_deny_a_training_that_updates_by_hand(tmp_path: Path, warm: Warm) -> None:
+    by_hand = "for p in model.parameters():\n            p.data.sub_(0.01 * p.grad)"
+    text = TRAIN.replace("optimizer.step()", by_hand).replace("optimizer.zero_grad()", "model.zero_grad()")
+    (tmp_path / "train.py").write_text(text)
+    done = warm.run("run", "train.py", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "no training steps" not in done.stderr and "no optimizer made an update" in done.stderr
+    assert "if it finds something that helps" in done.stderr  # it may have been tuned, and nothing did
 
 
 def test_run_with_techniques_and_two_lines(tmp_path: Path, warm: Warm) -> None:

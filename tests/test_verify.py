@@ -240,7 +240,7 @@ def test_the_speed_is_measured_again_when_asked(tmp_path, verified, capsys) -> N
 @pytest.mark.parametrize(
     ("text", "missing", "words"),
     [
-        (SCRIPT, "hotlap.toml", "no plan for train.py to verify: `hotlap tune` makes one"),
+        (SCRIPT, "hotlap.toml", "no plan for train.py to verify: `hotlap tune` writes one if it finds"),
         (SCRIPT, "hotlap.proof.json", "`hotlap tune` writes one"),
         pytest.param("import torch\nraise ValueError('bad luck')\n", "", "mend that first", marks=protected),
         pytest.param(SCRIPT.replace("else 20", "else 0"), "", "train for longer", marks=protected),

@@ -34,7 +34,7 @@ def planned(target: Target) -> tuple[list[Choice], str]:
     """What the plan beside a script keeps, and what is to be said about it."""
     plan = plans.read(target.path)
     if plan is None:
-        return [], "no plan for this script: `hotlap tune` makes one"
+        return [], "no plan for this script: `hotlap tune` writes one if it finds something that helps"
     machine = Machine.read()
     changed = plan.mismatches(target.path, shlex.join(target.arguments), machine.hardware, machine.torch)
     words = f"{' and '.join(changed)} changed since it was tuned: tune again for a new proof" if changed else ""

@@ -192,7 +192,8 @@ def verify(
     target.check()
     plan, evidence = plans.read(target.path), proofs.read(target.path)
     if plan is None or not plan.entries:
-        raise HotlapError(f"there is no plan for {target} to verify: `hotlap tune` makes one")
+        words = "`hotlap tune` writes one if it finds something that helps"
+        raise HotlapError(f"there is no plan for {target} to verify: {words}")
     if evidence is None:
         raise HotlapError(f"there is no proof of the plan for {target} in {proofs.FILE}: `hotlap tune` writes one")
     wishes = Wishes(speed, allow_network, accept_writes)

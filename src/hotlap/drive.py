@@ -46,7 +46,7 @@ class Pulse:
     def __str__(self) -> str:
         updates = max(self._updates.values(), default=0)  # two optimizers that take turns make one step
         if updates < 2:
-            return "1 update" if updates else "no training steps were seen in this process"
+            return "1 update" if updates else "no optimizer made an update in this process"
         return f"{updates} updates, {1e3 * (self._last - self._first) / (updates - 1):.1f} ms each on average"
 
 
