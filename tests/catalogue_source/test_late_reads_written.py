@@ -791,6 +791,13 @@ def test_shown_returned_and_saved_as_before(name: str, tmp_path: Path, fetches: 
         assert sum(fetches) > len(fetches), "several values are read at once"
 
 
+def test_a_total_that_is_never_shown_wants_no_reading() -> None:
+    after = written(
+        script("def train():\n    total = 0.0\n    for x, y in data:\n        STEP\n        total += loss.item()\n")
+    )
+    assert "import read_later\n" in after and "read_now" not in after
+
+
 def test_a_missing_read_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetches: list[int]) -> None:
     """The planted fault: without the reads before they are shown, numbers are no numbers any more."""
     technique = "hotlap.catalogue.sync_free_loop"

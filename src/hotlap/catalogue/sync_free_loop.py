@@ -96,7 +96,7 @@ class SyncFreeLoop(Technique):
             yield from replace_node(source, read, _late(source, read))
         for statement in total.shown:
             yield from insert_before(source, statement, f"{total.name} = {_NOW}({total.name})")
-        yield from add_import(source, f"from {_PART} import {_LATER}, {_NOW}")
+        yield from add_import(source, f"from {_PART} import {_LATER}{f', {_NOW}' if total.shown else ''}")
 
     def _total(self, source: Source, node: ast.AST) -> Total | Told | None:
         """The number that a value from the device is added to, or the meter it is told; None where it is no single
