@@ -40,6 +40,7 @@ class MadeSameness:
     batches_differ = False
     seconds, looks, losses, reference_losses = 2.0, [], [], []  # type: ignore[var-annotated]
     repeats_itself = saw_an_epoch_end = True
+    too_little = ""
 
     def __init__(self, bench: Made, folder: str) -> None:
         self._bench = bench

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -793,7 +794,7 @@ def test_what_withdrew_without_a_name_is_found_by_trying_each() -> None:
 class Same:
     """A parity test that went past the end of an epoch, or did not."""
 
-    repeats_itself, losses, reference_losses = True, (), ()
+    repeats_itself, too_little, losses, reference_losses = True, "", (), ()
 
     def __init__(self, saw_an_epoch_end: bool) -> None:
         self.saw_an_epoch_end = saw_an_epoch_end
@@ -824,6 +825,23 @@ def test_undecided_pairs_blame_the_budget_only_where_it_ended(budget: float, sai
     found = Found(plan=[Choice(Fast(), {})], baselines=[2.0, 1.0])
     Proof(bench, found, budget, 1.0, "").confirm()
     assert found.cut_short and said in found.caveats[0]
+
+
+def test_too_little_to_compare_is_held_against_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the plan nor a member of it is said to be another training, and none is looked at by itself."""
+    figures = {"figures": [{"step": 1.0, "gradient": 0.0}], "norms": [], "batches": [], "sketches": []}
+    evidence = figures | {"epoch_ends": [], "census": [], "draws": [], "along": [], "losses": []}
+    run = Run(torch="2.13.0", device="cpu")
+    trial = types.SimpleNamespace(parity=evidence, good=True, run=run, seconds=1.0, ending="done")
+    asked: list[str] = []
+    bench = Made(LEVELS)
+    monkeypatch.setattr(bench, "parity", lambda plan, label, *_: (asked.append(label), trial)[1])
+    found = Found(plan=[Choice(Other(), {}), Choice(Fast(), {})], before=run)
+    found.parities = {"other": Parity.EQUIVALENT, "fast": Parity.IDENTICAL}
+    Proof(bench, found, 100.0, 1.0, "").run()
+    assert asked == ["reference", "reference again"]
+    assert found.plan == [] and len(found.rejected) == 2
+    assert {one.reason for one in found.rejected} == {"parity could not be checked: too few training steps to compare"}
 
 
 @pytest.mark.parametrize(("took", "said"), [(15.0, "try --budget 40s"), (38.0, "try --budget 50s")])

@@ -130,8 +130,9 @@ class Proof:
             verdict = from_json(Verdict, recalled.found)
         else:
             trouble = same.start()
-            if trouble is not None:
-                self._drop_all(f"parity could not be checked: {trouble.ending}")
+            why = trouble.ending if trouble is not None else same.too_little
+            if why:
+                self._drop_all(f"parity could not be checked: {why}")
                 return []
             self._same = same
             checks = same.checks(plan, label, self.found.parities)

@@ -87,6 +87,11 @@ class Sameness:
         checks = judge(Parity.IDENTICAL, self._reference, self._repeat, self._repeat)
         return int(next(check.figure for check in checks if check.what == FORCED))
 
+    @property
+    def too_little(self) -> str:
+        """Why nothing can be said of any plan, if so: it would be blamed for what the script does not give."""
+        return "too few training steps to compare" if self.forced_steps < 2 else ""
+
     def checks(self, plan: Sequence[Choice], label: str, parities: Mapping[str, Parity]) -> list[ParityCheck]:
         """Run it with this plan and judge: bit for bit only where every technique in it promises that."""
         trial = self._run(plan, f"parity of {label}", "candidate")

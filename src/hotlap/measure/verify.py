@@ -49,10 +49,9 @@ def verify(
         trouble = same.start()
         if trouble is not None:
             raise HotlapError(no_baseline(Untimed(trouble.ending, trouble.run, trouble.log)))
-        if same.forced_steps < 2:
+        if same.too_little:
             raise HotlapError(
-                "too few training steps to compare: name the script that trains, or give it arguments that train for"
-                " longer"
+                f"{same.too_little}: name the script that trains, or give it arguments that train for longer"
             )
         checks = same.checks(choices, "plan", parities)
         speedup, slow = _speed(bench, choices) if wishes.speed else (None, [])
