@@ -119,6 +119,14 @@ def test_a_profile_of_what_never_trains(tmp_path: Path, warm: Warm, text: str, w
     assert os.listdir(tmp_path) == ["train.py"]
 
 
+@pytest.mark.parametrize("text", ["import sys\nsys.exit(3)\n", "import missing_as_can_be\n"])
+def test_a_profile_of_what_ends_before_torch_says_where(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.py").write_text(text)
+    done = hotlap("profile", "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    is_one_sentence_at_the_end(done.stderr, "before it imported torch: mend that first")
+
+
 @never_trains
 def test_a_tuning_of_what_never_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], trials: Trials, text, words

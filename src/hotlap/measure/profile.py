@@ -287,6 +287,8 @@ def _verdict(technique: Technique, run: Run) -> Verdict:
 def _nothing_seen(target: Target, trial: Trial, code: int) -> str:
     if code == 130:
         return f"{target} was stopped before its first training step: let it run until it trains"
+    if code and trial.run is None and trial.ending.startswith(("raised: ", "exit: ")):  # as its own record says
+        return f"{target} ended ({trial.ending}) before it imported torch: mend that first"
     if code and trial.run is None:
         return f"{target} ended ({trial.ending}) and took its record with it: mend that first"
     if code:
