@@ -167,6 +167,7 @@ def test_run_with_techniques_and_two_lines(tmp_path: Path, warm: Warm) -> None:
     assert done.stdout == "".join(f"epoch {i} True\n" for i in range(3))
     lines = done.stderr.strip().split("\n")
     assert len(lines) == 2 and "fused-optimizer (kind fused), channels-last" in lines[0] and "24 updates" in lines[1]
+    assert lines[1].endswith(" ms apart on average, tests included")  # a tuning's steps are without these
     assert warm.run("run", "-q", "--with", "fused", "train.py", cwd=tmp_path).stderr == ""
 
 

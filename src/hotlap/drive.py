@@ -47,7 +47,8 @@ class Pulse:
         updates = max(self._updates.values(), default=0)  # two optimizers that take turns make one step
         if updates < 2:
             return "1 update" if updates else "no optimizer made an update in this process"
-        return f"{updates} updates, {1e3 * (self._last - self._first) / (updates - 1):.1f} ms each on average"
+        apart_ms = 1e3 * (self._last - self._first) / (updates - 1)
+        return f"{updates} updates, {apart_ms:.1f} ms apart on average, tests included"
 
 
 def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool, rewrites: bool = True) -> None:
