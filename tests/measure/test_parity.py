@@ -132,6 +132,29 @@ def test_what_is_wrong_is_rejected_where_weights_are_updated_by_hand(judged, net
     assert failures(checks), f"{wrong.__name__} went through"
 
 
+def test_an_optimizer_that_is_built_late_takes_over(trials, tmp_path: Path) -> None:
+    """Gradients were looked at before, as to find a learning rate; that looked like updates by hand."""
+    path = tmp_path / "late.py"
+    path.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "torch.manual_seed(0)\n"
+        "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+        "x, y = torch.randn(6, 4), torch.randint(0, 2, (6,))\n"
+        "for _ in range(12):\n"
+        "    nn.functional.cross_entropy(model(x), y).backward()\n"
+        "optimizer = torch.optim.Adam(model[2].parameters(), lr=0.01)\n"
+        f"for step in range({2 * STEPS}):\n"
+        "    optimizer.zero_grad()\n"
+        "    nn.functional.cross_entropy(model(x), y).backward()\n"
+        "    optimizer.step()\n"
+    )
+    judging = Judging(trials, tmp_path)
+    reference, candidate = judging._once(path, "reference"), judging._once(path, "candidate")
+    checks = judge(Parity.EQUIVALENT, reference, candidate, candidate)
+    assert failures(checks) == [] and figure(checks, "forced").figure >= 4
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_another_class_in_the_place_of_a_module_passes(judged, network) -> None:
     assert failures(judged(network, 2, Choice(planted.SwappedForItsLike(), {}))) == []

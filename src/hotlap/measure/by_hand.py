@@ -40,3 +40,9 @@ class HandFinder:
         if hand.param_groups[0]["params"]:
             self.found = hand
             optimizers.append(hand)
+
+    def give_way(self, optimizers: list[Any]) -> None:
+        """An optimizer is built after all: what went back before was no training, such as a search for a rate."""
+        if self.found is not None:
+            optimizers.remove(self.found)
+            self.found = None

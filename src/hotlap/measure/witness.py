@@ -137,6 +137,8 @@ class Witness:
 
     def _optimizer_built(self, proceed: Callable[..., Any], optimizer: Any, bound: Any) -> None:
         proceed(optimizer, bound)
+        self._updated_by_hand()
+        self._hand.give_way(self._optimizers)
         self._optimizers.append(optimizer)
 
     def _loss_known(self, proceed: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
