@@ -46,7 +46,7 @@ class Trips:
     def drew(self, key: int) -> None:
         if key in self.aside and not self._serves_many():
             self.aside.remove(key)
-        if key in self.trainers | self.aside:
+        if key in self.trainers or key in self.aside:
             self._since.clear()
         if self._used or key in self._unused:
             self._unused, self._used = [], False
