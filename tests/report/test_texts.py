@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hotlap.report import figures, folder, html, latex, markdown, terminal
-from hotlap.report.findings import EpochTimes, Interval
+from hotlap.report.findings import EpochTimes, Interval, NotTried
 
 from . import samples
 
@@ -203,6 +203,14 @@ def test_names_stay_text_in_markdown(kind: str) -> None:
     # the rejected row, with its two lines of reason, is one row of three cells
     (reason,) = (row for row in rows if "two lines of" in row)
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", reason)) == 4
+
+
+def test_what_stands_between_backticks_is_set_as_typed() -> None:
+    untried = [NotTried("async-copies", "<b> only in source: see `hotlap check a|b`, or a lone `")]
+    report = dataclasses.replace(samples.tune(), not_tried=untried)
+    assert "&lt;b&gt; only in source: see <code>hotlap check a|b</code>, or a lone `</td>" in html.tune(report)
+    assert r"only in source: see `hotlap check a\|b`, or a lone \`" in markdown.tune(report)
+    assert r"see \texttt{hotlap check a\textbar{}b}, or" in latex.tune(report)
 
 
 def test_names_stay_text_in_latex() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hotlap.report import anatomy, charts, figures, wording
+from hotlap.report import anatomy, charts, figures, paper, wording
 from hotlap.report.findings import TuneReport
 from hotlap.report.profile_findings import SHARES, ProfileReport
 
 if TYPE_CHECKING:
     import jinja2
+    from markupsafe import Markup
 
 MOST_LAYERS = 60
 # the share that has most to do with it lends its colour
@@ -96,6 +97,13 @@ def _page(template: str, report: TuneReport | ProfileReport, **words: Any) -> st
     )
 
 
+def _said(text: str) -> Markup:
+    from markupsafe import Markup
+
+    typed = Markup("<code>{}</code>").format
+    return Markup("").join(typed(one) if isinstance(one, paper.Code) else one for one in paper.spans(text))
+
+
 def _environment() -> jinja2.Environment:
     import jinja2
 
@@ -121,6 +129,7 @@ def _environment() -> jinja2.Environment:
         "setting": figures.setting,
         "gain": figures.gain,
         "sentence": figures.sentence,
+        "said": _said,
         "place": lambda one: anatomy.place(one.path, one.line),
         "shape": lambda sizes: " \N{MULTIPLICATION SIGN} ".join(map(str, sizes)) or "scalar",
     }

@@ -129,7 +129,10 @@ def _words(words: paper.Words) -> str:
 
 
 def _word(text: str) -> str:
-    return rf"\texttt{{{escaped(text, may_break=True)}}}" if isinstance(text, paper.Code) else escaped(text)
+    return "".join(
+        rf"\texttt{{{escaped(one, may_break=True)}}}" if isinstance(one, paper.Code) else escaped(one)
+        for one in paper.spans(text)
+    )
 
 
 def escaped(text: str, may_break: bool = False) -> str:

@@ -44,7 +44,8 @@ def _table(table: paper.Table) -> str:
 
 def _cell(text: str) -> str:
     # a bar ends a cell even inside a code span
-    return _word(text).replace("|", "\\|") if isinstance(text, paper.Code) else _word(text)
+    spans = paper.spans(text)
+    return "".join(_span(one).replace("|", "\\|") if isinstance(one, paper.Code) else _span(one) for one in spans)
 
 
 def _words(words: paper.Words) -> str:
@@ -52,6 +53,10 @@ def _words(words: paper.Words) -> str:
 
 
 def _word(text: str) -> str:
+    return "".join(map(_span, paper.spans(text)))
+
+
+def _span(text: str) -> str:
     return _code(text) if isinstance(text, paper.Code) else escaped(text)
 
 

@@ -6,6 +6,7 @@ The eight parts: data, implementation details, metrics, comparison, analysis, al
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,14 @@ class Code(str):
 
 Words = tuple[str, ...]
 """A sentence in pieces, each a `str` or a `Code`."""
+
+
+def spans(text: str) -> Words:
+    """What stands between backticks is typed."""
+    if isinstance(text, Code):
+        return (text,)
+    pieces = re.split(r"`([^`]+)`", text)
+    return tuple(Code(piece) if number % 2 else piece for number, piece in enumerate(pieces) if piece)
 
 
 @dataclass(frozen=True)
