@@ -220,3 +220,32 @@ def names_that_are_used_twice():
             optimizer.step()
             log.append(loss.item() + one)
     return log, model, optimizer
+
+
+def of_one_kind(has_state):
+    model, optimizer, log = made(nn.GRUCell(8, 8) if has_state else nn.Linear(8, 8))
+    for _ in range(5):
+        if has_state:
+            state = torch.zeros(8, 8, device=device)
+        for x, y in batches():
+            x, y = x.to(device), y.to(device)
+            optimizer.zero_grad()
+            if has_state:
+                state = state.detach()
+                state = model(x, state)
+                out = state * 2
+            else:
+                out = model(x)
+            loss = F.cross_entropy(out, y)
+            loss.backward()
+            optimizer.step()
+            log.append(loss.item())
+    return log, model, optimizer
+
+
+def a_kind_with_a_state():
+    return of_one_kind(True)
+
+
+def a_kind_without_a_state():
+    return of_one_kind(False)

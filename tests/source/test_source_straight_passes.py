@@ -92,17 +92,8 @@ def test_passes_with_what_goes_in_and_comes_out(body: str, inputs: str, results:
             "out = model(x)\nif y:\n    extra = out.std()\nelse:\n    out = out * 2\nout.mean().backward()\nlog(extra)",
             "extra",
         ),
-        (
-            "if x:\n    state = y\nif y:\n    out = model(x, state)\nelse:\n    out = model(x)\nout.backward()",
-            "may not be set",
-        ),
         ("loss = model(x).mean() + random.random()\nloss.backward()", "draws on the host"),
-        (
-            "if x:\n    state = y\nelse:\n    state = model(state)\nmodel(state).mean().backward()",
-            "state may not be set",
-        ),
         ("for one in x:\n    out = model(one)\nout.mean().backward()", "whether out is set"),
-        ("for one in y:\n    state = model(one, state)\nstate.mean().backward()", "state may not be set"),
         ("loss = model(x).mean()\nfor one in y:\n    z = loss\nloss.backward()\nlog(z)", "whether z is set"),
         ("loss = model(x).mean()\nfor self.one in y:\n    loss += self.one\nloss.backward()", "other code may see"),
         ("loss = model(x).mean()\nfor one in y:\n    print(one)\nloss.backward()", "does something else"),
@@ -125,6 +116,24 @@ def test_passes_that_python_takes_part_in(body: str, reason: str | None) -> None
         assert isinstance(one, Pass)
     else:
         assert not isinstance(one, Pass) and reason in str(one[1])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if x:\n    state = y\nif y:\n    out = model(x, state)\nelse:\n    out = model(x)\nout.backward()",
+        "if x:\n    state = y\nelse:\n    state = model(state)\nmodel(state).mean().backward()",
+        "for one in y:\n    state = model(one, state)\nstate.mean().backward()",
+    ],
+)
+def test_names_that_may_not_be_set_where_a_pass_begins(body: str) -> None:
+    one = found(body)
+    assert isinstance(one, Pass)
+    given = dict(zip(one.inputs, one.given, strict=True))
+    assert given.pop("state") == 'locals().get("state")' and all(name == own for name, own in given.items())
+    for around in ("global state", "try: state\n    except NameError: pass"):
+        head = f"def train(loader):\n    {around}\n    for x, y in loader:\n{{}}\n        optimizer.step()\n"
+        assert not isinstance(found(body, head), Pass)
 
 
 @pytest.mark.parametrize("kind", ["async def train(loader):", "def train(loader):\n    yield 1"])

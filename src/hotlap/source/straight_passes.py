@@ -103,11 +103,7 @@ def _pass(source: Source, place: ast.AST, call: ast.Call, number: int) -> Pass:
     results = tuple(_results(source, region, stores, carried))
     if goes_back_again(source, around, region, set(results)):
         raise NotStraight("another pass goes back through what it makes")
-    for name in inputs:
-        if name not in traffic.surely_read and not is_surely_set(source, name, region[0]):
-            raise NotStraight(f"{name} may not be set where it begins")
-    asks = [name for name in traffic.surely_read.intersection(inputs) if _is_only_detached(source, region, name)]
-    given = [f"{name}.detach()" if name in asks else name for name in inputs]
+    given = [_given(source, region, name, name in traffic.surely_read) for name in inputs]
     if late and not shows_numbers(source, between, set(results).difference(bare(source, region))):
         raise NotStraight(f"line {between[0].lineno} does something else than computing")
     ahead_of = between[0] if late else None
@@ -124,6 +120,19 @@ def _shown(source: Source, region: list[ast.stmt], between: list[ast.stmt]) -> l
             between = sorted([*between, one], key=lambda shown: shown.lineno)
         stored |= set_in(one)
     return between
+
+
+def _given(source: Source, region: list[ast.stmt], name: str, is_surely_read: bool) -> str:
+    """What is given for a name: itself, unless the pass asks for less of it, or may leave it alone."""
+    if is_surely_read:
+        return f"{name}.detach()" if _is_only_detached(source, region, name) else name
+    if is_surely_set(source, name, region[0]):
+        return name
+    own = source.function_of(region[0])
+    declared = [one for one in ast.walk(own or source.tree) if isinstance(one, ast.Global | ast.Nonlocal)]
+    if any(name in one.names for one in declared) or source.mentions("NameError", "UnboundLocalError"):
+        raise NotStraight(f"{name} may not be set where it begins")
+    return f'locals().get("{name}")'
 
 
 def _is_only_detached(source: Source, region: list[ast.stmt], name: str) -> bool:
