@@ -193,6 +193,46 @@ def test_a_root_with_a_slot_is_pickled_and_scheduled_as_ever(patch: Patch) -> No
     assert list(again.state_dict()) == list(model.state_dict())
 
 
+def doubled(proceed, root, args, kwargs):
+    return 2 * proceed(root, args, kwargs)
+
+
+class Own(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+DRAWN = {
+    "traced": lambda model, x: torch.jit.trace(model, x),
+    "scripted": lambda model, x: torch.jit.script(model),
+    "exported": lambda model, x: torch.export.export(model, (x,)).module(),
+}
+
+
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", DRAWN)
+def test_what_is_made_of_a_root_for_later_is_the_scripts_own(patch: Patch, kind: str) -> None:
+    patch.at(patch.joints.root_called, doubled)
+    model, x = Own(), torch.ones(1, 1)
+    with torch.no_grad():  # such a call makes no root
+        plain = model(x)
+    model(x)
+    kept = DRAWN[kind](model, x)
+    assert torch.equal(kept(x), plain)
+    assert torch.equal(model(x), 2 * plain), "its calls go on as before"
+
+
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_what_is_only_traced_is_no_root(patch: Patch) -> None:
+    patch.at(patch.joints.root_called, doubled)
+    torch.jit.trace(torch.nn.Linear(1, 1), torch.ones(1, 1))
+    assert not patch.joints.roots.found
+
+
 def test_waits_are_unhooked_when_the_script_compiles(patch: Patch) -> None:
     calls = []
 

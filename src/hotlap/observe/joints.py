@@ -31,7 +31,7 @@ from hotlap.observe.joint import Around, Notice
 from hotlap.observe.patch import Patch
 from hotlap.observe.rebuilt_loaders import RebuiltLoaders
 from hotlap.observe.roots import RootFinder
-from hotlap.observe.slot import fill_slot
+from hotlap.observe.slot import drawing, fill_slot
 from hotlap.observe.stand_ins import building, compiling, masking, method_of, named, passing, stepping, telling
 
 WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "argwhere", "equal", "allclose")
@@ -100,6 +100,10 @@ class Joints:
         patch.on_undo(self.roots.stop)
 
     def _at_root_slots(self, patch: Patch) -> None:
+        import torch
+
+        for name in ("script", "trace"):
+            patch.set(torch.jit, name, drawing(getattr(torch.jit, name)))
         patch.at(self.root_found, functools.partial(self._wrap_call, patch))
         for root in list(self.roots.found):
             self._wrap_call(patch, root)

@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from hotlap.observe.patch import Patch
+from hotlap.observe.slot import is_drawn
 
 if TYPE_CHECKING:
     from hotlap.observe.joints import Joints
@@ -133,7 +134,7 @@ class RootFinder:
     def _entered(self, module: Any, args: Any) -> None:
         import torch
 
-        if torch._C._current_graph_task_id() != -1:  # a checkpoint recomputes inside backward
+        if _is_repeated():
             return
         stack = self._stack
         if not stack and (self._quiet > self.quiet_updates or self._backwards > _QUIET_BACKWARDS):
@@ -146,9 +147,7 @@ class RootFinder:
         stack.append(module)
 
     def _leave(self, module: Any, args: Any, out: Any) -> None:
-        import torch
-
-        if torch._C._current_graph_task_id() != -1:
+        if _is_repeated():
             return
         stack = self._stack
         while stack and stack.pop() is not module:
@@ -210,6 +209,13 @@ class RootSeen:
         self.input_channels_last = bool(images) and all(
             t.is_contiguous(memory_format=torch.channels_last) for t in images
         )
+
+
+def _is_repeated() -> bool:
+    """A checkpoint calls again inside backward, and torch.jit what it traces: neither is a step's own call."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1 or is_drawn()
 
 
 def _owner(child: Any) -> tuple[Any, str]:

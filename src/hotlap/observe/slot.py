@@ -18,6 +18,40 @@ def fill_slot(patch: Patch, module: Any, through: Callable[..., Any]) -> None:
     patch.on_undo(functools.partial(_empty_slot, weakref.ref(module), weakref.ref(slot)))  # both may be dropped
 
 
+def is_drawn() -> bool:
+    """Whether torch.jit or torch.export draws the script's model: what they make outlives the run, and must show the
+    plain calls."""
+    import torch
+
+    return bool(torch._C._is_tracing() or torch.compiler.is_exporting())
+
+
+def drawing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.jit.script`, which reads every attribute of a module and knows no type for a slot, or `torch.jit.trace`,
+    which holds what it drew against plain calls: there is no slot then."""
+
+    @functools.wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        given = next(iter((*args, *kwargs.values())), None)
+        modules = list(given.modules()) if isinstance(given, torch.nn.Module) else []
+        slots = [(vars(one), vars(one)["_compiled_call_impl"]) for one in modules if _has_slot(one)]
+        for own, _ in slots:
+            del own["_compiled_call_impl"]
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for own, slot in slots:
+                own["_compiled_call_impl"] = slot
+
+    return draw
+
+
+def _has_slot(module: Any) -> bool:
+    return isinstance(vars(module).get("_compiled_call_impl"), _Slot)
+
+
 def leave_slot(module: Any, through: Callable[..., Any]) -> None:
     """Before the end of its patch, where nobody else stands there since."""
     slot = vars(module).get("_compiled_call_impl")
@@ -45,6 +79,8 @@ class _Slot:
         self._original = _plain_call if self.old is None else _compiled_call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_drawn():
+            return self._original(self._root(), args, kwargs)
         return self._through(self._original, self._root(), args, kwargs)
 
     def __deepcopy__(self, memo: Any) -> None:
