@@ -150,9 +150,18 @@ def test_images_that_enter_within_a_network(apply) -> None:
 
 def test_a_single_channel_is_taken_for_the_layout(apply) -> None:
     apply("channels-last")
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    seen: list[bool] = []
+
+    class Watching(nn.Identity):
+        def forward(self, x):
+            seen.append(is_nhwc(x))
+            return x
+
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), Watching())
     x = torch.randn(2, 1, 8, 8)
-    assert [is_nhwc(model(x)) for _ in range(3)] == [False, True, True]
+    for _ in range(3):
+        model(x)
+    assert seen == [False, True, True]
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
@@ -233,3 +242,120 @@ def test_other_errors_are_the_scripts(apply) -> None:
     model(torch.randn(1, 3, 8, 8))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.randn(1, 3, 9, 9))
+
+
+def images() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = images()
+
+    def forward(self, x):
+        out = self.body(x)
+        return {"out": out, "rows": out.flatten(2)}
+
+
+def test_results_lie_as_the_script_expects_them(apply) -> None:
+    apply("channels-last")
+    model = Named()
+    for _ in range(3):
+        found = model(torch.randn(2, 3, 8, 8))
+        assert all(one.is_contiguous() for one in found.values())
+        found["out"].view(-1, 3 * 64).square().mean().backward()
+    with torch.no_grad():
+        assert model.eval()(torch.randn(2, 3, 8, 8))["rows"].view(2, -1).shape == (2, 192)
+
+
+@pytest.mark.parametrize("of", ["arguments", "weights"])
+def test_results_of_a_script_that_chose_the_layout_keep_it(apply, of: str) -> None:
+    apply("channels-last")
+    model, x, layout = images(), torch.randn(2, 3, 8, 8), torch.channels_last
+    model = model.to(memory_format=layout) if of == "weights" else model
+    x = x.to(memory_format=layout) if of == "arguments" else x
+    for _ in range(3):
+        assert model(x).permute(0, 2, 3, 1).view(-1, 3).shape == (128, 3)
+
+
+def test_gradients_lie_as_the_script_expects_them(apply) -> None:
+    """Of images, as a penalty asks for, and of weights."""
+    apply("channels-last")
+    model = images()
+    for _ in range(3):
+        x = torch.randn(2, 3, 8, 8, requires_grad=True)
+        (found,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        found.view(2, -1).norm(dim=1).sum().backward()
+        for one in torch.autograd.grad(model(x).square().sum(), list(model.parameters())):
+            one.view(-1)
+        found, unused = torch.autograd.grad(model(x).sum(), [x, torch.zeros(1, requires_grad=True)], allow_unused=True)
+        assert found.is_contiguous() and unused is None
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.is_late, self.calls = images(), False, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.body(x if self.is_late and self.calls < 4 else x.sub_(0.5).mul_(2))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_network_that_works_in_place_on_its_images_goes_on_as_it_was(apply, is_late: bool) -> None:
+    def run() -> list[torch.Tensor]:
+        model, seen = InPlace(), []
+        model.is_late = is_late
+        for _ in range(6):
+            x = torch.rand(2, 3, 8, 8)
+            out = model(x)
+            (out - x).square().mean().backward()
+            seen += [x, out.detach()]
+        return seen
+
+    expected = run()
+    patch = apply("channels-last")
+    for one, other in zip(run(), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    (reason,) = patch.joints.withdrawn
+    assert "in place" in reason
+
+
+class FlatteningLate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.is_late = images(), False
+
+    def forward(self, x):
+        x = self.body(x)
+        return x.view(-1, 192) if self.is_late else x.flatten(1)
+
+
+def test_a_network_that_begins_to_flatten_by_view_goes_on(apply) -> None:
+    patch = apply("channels-last")
+    model, x = FlatteningLate(), torch.randn(2, 3, 8, 8)
+    for _ in range(3):
+        expected = model(x)
+    model.is_late = True
+    torch.testing.assert_close(model(x), expected)
+    (reason,) = patch.joints.withdrawn
+    assert "`view`" in reason
+
+
+def test_gradients_of_each_sample(apply) -> None:
+    """Within such transforms nobody can ask how an image lies."""
+    apply("channels-last")
+    model, x = images(), torch.randn(4, 3, 8, 8)
+    model(x), model(x)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights, one):
+        return torch.func.functional_call(model, weights, one[None]).square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x)
+    expected = torch.func.grad(loss)(weights, x[1])
+    for name, value in found.items():
+        torch.testing.assert_close(value[1], expected[name], rtol=1e-4, atol=1e-4)

@@ -35,6 +35,7 @@ WHERE = {
     "root_found": lambda: (len(torch_module._global_forward_pre_hooks), len(torch_module._global_forward_hooks)),
     "root_called": lambda: len(torch_module._global_forward_hooks),
     "loss_known": lambda: torch.autograd.backward,
+    "gradients_asked": lambda: torch.autograd.grad,
     "weights_updating": lambda: len(torch_optimizer._global_optimizer_pre_hooks),
     "weights_updated": lambda: len(torch_optimizer._global_optimizer_post_hooks),
     "host_waited": lambda: (torch.Tensor.item, "item" in vars(torch.Tensor)),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 _VIEWS = "view size is not compatible"
+_FLATTENS = "it flattens images by `view`, which needs the usual layout; `reshape` does not"
+_WRITES = "it works in place on the images it is given, which are copies in another layout"
 
 
 class ChannelsLast(Technique):
@@ -28,9 +30,10 @@ class ChannelsLast(Technique):
     The matrix units of a GPU, and oneDNN on the CPU, want the channels of one pixel next to each other (NHWC). With
     torch's usual layout (NCHW) the library rearranges the data before and after each convolution, or takes a slower
     kernel. Shapes stay the same; only strides change. `hotlap run` converts what enters the network, and what comes
-    back from another shape inside of it; layers take on the layout of their input. Weights keep theirs, and are
-    rearranged for each step, which is little beside the images: a script may flatten them, write them to a file that
-    bears no other layout, or go on from a checkpoint. What is written into source converts the model, too.
+    back from another shape inside of it; layers take on the layout of their input. Results, and gradients that a script
+    asks for, come out in the usual layout again. Weights keep theirs, and are rearranged for each step, which is little
+    beside the images: a script may flatten them, write them to a file that bears no other layout, or go on from a
+    checkpoint. What is written into source converts the model, too.
 
     ## When it does not help
     In fp32 there may be nothing to gain; the technique is therefore tried together with low precision. Networks with
@@ -82,11 +85,13 @@ class ChannelsLast(Technique):
         return CannotHelp(aside) if aside else [Try({}, run.share("forward", "backward"))]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        from torch.utils._pytree import tree_map
+        import torch
+        from torch.utils._pytree import tree_leaves, tree_map
 
         from hotlap.observe.slot import fill_slot, leave_slot
         from hotlap.parts.call_state import CallState
-        from hotlap.parts.image_layout import Entry, nhwc
+        from hotlap.parts.image_layout import Entry, is_nhwc, nhwc, usual, written
+        from hotlap.parts.widened import changed
 
         modes: weakref.WeakKeyDictionary[Any, set[bool]] = weakref.WeakKeyDictionary()  # that a root has gone through
 
@@ -94,23 +99,34 @@ class ChannelsLast(Technique):
             if root not in modes:
                 return proceed(root, args, kwargs)
             given = tree_map(nhwc, (args, kwargs))
-            if root.training in modes[root]:
-                return proceed(root, *given)
+            originals = tree_leaves((args, kwargs))
+            is_known = root.training in modes[root]
             if not modes[root]:
                 for layer in filter(_is_convolution, root.modules()):
                     fill_slot(patch, layer, Entry(leave_slot))
-            before = CallState(root)
+            before = None if is_known else CallState(root)
             try:
                 out = proceed(root, *given)
+                reason = _WRITES if any(map(written, tree_leaves(given), originals)) else ""
             except RuntimeError as error:
                 if _VIEWS not in str(error):
                     raise
-            else:
+                reason = _FLATTENS
+            if not reason:
                 modes[root].add(root.training)
-                return out
-            before.put_back()
-            patch.withdraw("it flattens images by `view`, which needs the usual layout; `reshape` does not")
+                return out if any(map(is_nhwc, originals)) else changed(out, usual)
+            if before is not None:
+                before.put_back()
+            patch.withdraw(reason)
             return proceed(root, args, kwargs)
+
+        def asked(proceed: Any, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+            """Each as its input lies."""
+            gradients = proceed(outputs, inputs, *rest, **options)
+            sources = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+            is_usual = [isinstance(one, torch.Tensor) and one.is_contiguous() for one in sources]
+            pairs = zip(gradients, is_usual, strict=True)
+            return tuple(usual(one) if plain and one is not None else one for one, plain in pairs)
 
         def found(root: Any) -> None:
             if _takes_layout(root) and not patch.joints.roots.stands_aside(root):
@@ -118,6 +134,7 @@ class ChannelsLast(Technique):
 
         patch.at(patch.joints.root_found, found)
         patch.at(patch.joints.root_called, call)
+        patch.at(patch.joints.gradients_asked, asked)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         source = site.source
@@ -140,8 +157,11 @@ def _is_image_network(root: RootFacts) -> bool:
 
 
 def _takes_layout(root: Any) -> bool:
+    """Not where the script has chosen it: what it does with the results may count on it."""
+    from hotlap.parts.image_layout import is_nhwc
+
     layers = any(map(_is_convolution, root.modules()))
-    return layers and not any(t.dim() == 5 for t in (*root.parameters(), *root.buffers()))
+    return layers and not any(t.dim() == 5 or is_nhwc(t) for t in (*root.parameters(), *root.buffers()))
 
 
 def _is_convolution(module: Any) -> bool:

@@ -247,14 +247,12 @@ def _watch_hooks(patch: Patch) -> None:
 def _watch_gradients(patch: Patch) -> None:
     """Compiled code has no gradients of gradients; the first steps, which are not compiled yet, show whether the script
     asks for any."""
-    import torch
 
     def asking(proceed: Any, *args: Any, place: int, **kwargs: Any) -> Any:
         if kwargs.get("create_graph") or (len(args) > place and args[place]):
             patch.withdraw("the script asks for gradients of gradients, which compiled code does not have")
         return proceed(*args, **kwargs)
 
-    grad = torch.autograd.grad
-    patch.set(torch.autograd, "grad", functools.wraps(grad)(functools.partial(asking, grad, place=4)))
+    patch.at(patch.joints.gradients_asked, functools.partial(asking, place=4), depth=-1)
     # a pass that is replayed was looked at before
     patch.at(patch.joints.loss_known, functools.partial(asking, place=3), depth=-1, sees_replays=False)

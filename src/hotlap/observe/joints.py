@@ -9,6 +9,7 @@
         out = model(batch)              # root_found(module) once, then root_called(root, args, kwargs) -> out
         out = model.forward(batch)      #   where the script calls a method: method_called(root, args, kwargs) -> out
         loss.backward()                 # loss_known(tensors, *rest); a replayed pass: see replays.py
+        autograd.grad(out, batch)       # gradients_asked(outputs, inputs, *rest) -> gradients
         optimizer.step()                # weights_updating(optimizer), weights_updated(optimizer)
                                         #   between them, in torch's own classes: update_called(optimizer, *rest)
         total += loss.item()            # host_waited(name, *rest) -> value
@@ -52,6 +53,7 @@ class Joints:
         self.root_found = Notice(self._at_first_calls, self)
         self.root_called = Around(self._at_root_slots, self)
         self.loss_known = Around(self._at_backward, self)
+        self.gradients_asked = Around(self._at_gradients, self)
         self.weights_updating = Notice(self._at_step_start, self)
         self.weights_updated = Notice(self._at_step_end, self)
         self.update_called = Around(self._at_step, self)
@@ -141,6 +143,11 @@ class Joints:
 
         backward = passing(torch.autograd.backward, self.loss_known.through)
         patch.set(torch.autograd, "backward", backward)  # Tensor.backward looks it up at each call
+
+    def _at_gradients(self, patch: Patch) -> None:
+        import torch
+
+        patch.set(torch.autograd, "grad", passing(torch.autograd.grad, self.gradients_asked.through))
 
     def _at_optimizer_init(self, patch: Patch) -> None:
         import torch
