@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -225,3 +227,51 @@ def test_a_hook_on_a_weight_sees_no_scale(register: str) -> None:
     getattr(weight, register)(lambda one: seen.append((one if weight.grad is None else weight.grad).item()))
     scaler.backward(torch.autograd.backward, (weight * 3).sum())
     assert seen == [3.0] and weight.grad.item() == 3.0
+
+
+def test_gradients_of_what_no_optimizer_owns_are_unscaled_too() -> None:
+    """Of an image that is to be changed, and of weights that the script updates by hand."""
+    scaler, layer = LossScaler(SCALE), nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scaler.own(optimizer)
+    by_hand, image = nn.Parameter(torch.ones(3)), torch.ones(4, 3, requires_grad=True)
+    shift = torch.zeros(3, requires_grad=True)
+    asked = (image * by_hand).exp()  # no leaf, and yet it can be asked for
+
+    def loss() -> torch.Tensor:
+        return layer((image + shift) * by_hand).square().sum()
+
+    leaves = (image, by_hand, shift, *layer.parameters())
+    expected = torch.autograd.grad(loss(), leaves)
+    scaler.backward(torch.autograd.backward, loss())
+    for one, gradient in zip(leaves, expected, strict=True):
+        torch.testing.assert_close(one.grad, gradient)
+    scaler.backward(torch.autograd.backward, layer(asked).sum(), None, inputs=[asked])
+    torch.testing.assert_close(asked.grad, layer.weight.detach().sum(0).expand(4, 3))
+
+
+def test_sparse_and_complex_gradients() -> None:
+    scaler, table, turn = LossScaler(SCALE), nn.Embedding(5, 2, sparse=True), nn.Parameter(torch.ones(2) * (1 + 2j))
+    optimizer = torch.optim.SGD([*table.parameters(), turn], lr=0.1)
+    scaler.own(optimizer)
+    for factor in (1.0, float("inf")):
+        optimizer.zero_grad()
+        loss = factor * (table(torch.tensor([1, 1, 3])) * turn).abs().sum()
+        expected = torch.autograd.grad(loss, (table.weight, turn), retain_graph=True)
+        scaler.backward(torch.autograd.backward, loss)
+        if factor == 1.0:
+            torch.testing.assert_close(table.weight.grad.to_dense(), expected[0].to_dense())
+            torch.testing.assert_close(turn.grad, expected[1])
+        scaler.before_step(optimizer), optimizer.step(), scaler.after_step(optimizer)
+    assert scaler.skipped_steps == 1
+
+
+def test_what_a_checkpoint_goes_back_through_is_scaled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    scaler, layer = LossScaler(2.0**100), nn.Linear(2, 2)  # in float32, twice is too much
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scaler.own(optimizer)
+    monkeypatch.setattr(torch.autograd, "backward", functools.partial(scaler.backward, torch.autograd.backward))
+    checkpoint(layer, torch.ones(1, 2, requires_grad=True), use_reentrant=True).sum().backward()
+    assert layer.bias.grad.tolist() == [1.0, 1.0]

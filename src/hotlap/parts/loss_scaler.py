@@ -47,9 +47,15 @@ class LossScaler:
         """Stands round `torch.autograd.backward`."""
         parameters = self._parameters()
         is_derived = kwargs.get("create_graph") or (len(args) > 1 and args[1])
-        if not parameters or is_derived or any(map(_is_hooked, parameters)):  # a hook must see no scale, either
+        is_within = torch._C._current_graph_task_id() != -1  # of a checkpoint: what it goes back with is scaled already
+        if not parameters or is_derived or is_within:
             return original(tensors, grad_tensors, *args, **kwargs)
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        asked = kwargs.get("inputs") or (args[3] if len(args) > 3 else None) or ()
+        others = [*_leaves(losses), *([asked] if isinstance(asked, torch.Tensor) else asked)]
+        parameters = list({id(one): one for one in (*parameters, *others)}.values())
+        if any(_is_hooked(one) or not one.is_leaf for one in parameters):  # a hook must see no scale, either
+            return original(tensors, grad_tensors, *args, **kwargs)
         if self._scale is None:
             self._start(losses[0].device)
         elif self._stepped:
@@ -77,7 +83,7 @@ class LossScaler:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         found = torch.zeros_like(self._found_inf)
-        grads = [p.grad for p in parameters if p.grad is not None]
+        grads = [_numbers(p.grad) for p in parameters if p.grad is not None]
         if grads:
             torch._amp_foreach_non_finite_check_and_unscale_(grads, found, torch.ones_like(found))
         self._stepped = True
@@ -111,7 +117,30 @@ class LossScaler:
     def _unscale(self, grads: list[torch.Tensor]) -> None:
         assert self._scale is not None
         if grads:
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found_inf, self._scale.reciprocal())
+            numbers = [_numbers(grad) for grad in grads]
+            torch._amp_foreach_non_finite_check_and_unscale_(numbers, self._found_inf, self._scale.reciprocal())
+
+
+def _leaves(losses: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Whatever gets a gradient, also what no optimizer owns: images that are to be changed, weights updated by hand."""
+    stack: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    found: list[torch.Tensor] = []
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        for above, _ in node.next_functions:
+            if above is not None and above not in seen:
+                seen.add(above)
+                stack.append(above)
+    return found
+
+
+def _numbers(grad: torch.Tensor) -> torch.Tensor:
+    """The same memory as plain numbers, which is what torch can check."""
+    values = grad._values() if grad.layout is torch.sparse_coo else grad
+    return torch.view_as_real(values) if values.is_complex() else values
 
 
 def _is_hooked(parameter: torch.Tensor) -> bool:
