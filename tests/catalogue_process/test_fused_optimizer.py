@@ -532,3 +532,79 @@ def test_it_is_printed_as_the_script_has_made_it(apply, kind: str) -> None:
     ours = torch.optim.Adam(model.parameters(), lr=0.01)
     assert repr(ours) == expected and ours.param_groups[0][kind] is True
     assert "fused: False" in repr(torch.optim.Adam(model.parameters(), fused=False))
+
+
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+def test_copies_and_pickles_are_the_scripts_own_optimizer(apply, kind: str) -> None:
+    plain = network()
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    train(plain, theirs)
+    apply("fused-optimizer", {"kind": kind})
+    model = network()
+    ours = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train(model, ours)
+    for kept in (pickle.loads(pickle.dumps((model, ours))), copy.deepcopy((model, ours))):
+        assert kept[1].defaults == theirs.defaults
+        assert shape_of(kept[1].state_dict()) == shape_of(theirs.state_dict())
+    assert ours.param_groups[0][kind] is True and ours.defaults[kind] is True
+
+
+@pytest.mark.parametrize("when", ["built", "added", "moved"])
+def test_a_piece_of_a_larger_tensor(apply, when: str) -> None:
+    """Its numbers do not lie side by side, and what lies between them is not its own."""
+
+    def trained() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        large, layer = torch.randn(4, 6), nn.Linear(3, 1)
+        piece = nn.Parameter(large[:, :3] if when != "moved" else torch.randn(4, 3))
+        optimizer = torch.optim.Adam([piece, *layer.parameters()] if when != "added" else layer.parameters(), lr=0.1)
+        if when == "added":
+            optimizer.add_param_group({"params": [piece]})
+        for step in range(4):
+            if step == 2 and when == "moved":
+                piece.data = large[:, :3]
+            optimizer.zero_grad()
+            layer(piece).square().sum().backward()
+            optimizer.step()
+        return [large, *layer.parameters()]
+
+    expected = trained()
+    apply("fused-optimizer")
+    for one, other in zip(trained(), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("what", ["sparse", "complex"])
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.SGD])
+def test_what_the_kernel_refuses_is_updated_as_the_script_has_said(apply, kind, what: str) -> None:
+    def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        table = nn.Embedding(5, 2, sparse=what == "sparse")
+        model, turn = nn.Sequential(table, nn.Linear(2, 1)), nn.Parameter(torch.ones(1) * 1j)
+        optimizer = kind([{"params": model.parameters()}], lr=0.1)
+        train_one = lambda: (model(torch.tensor([1, 3, 3])) * turn.abs()).square().sum().backward()  # noqa: E731
+        for step in range(4):
+            if step == 1 and what == "complex":
+                optimizer.add_param_group({"params": [turn]})
+            optimizer.zero_grad()
+            train_one()
+            optimizer.step()
+        return model, optimizer
+
+    plain, theirs = trained()
+    apply("fused-optimizer")
+    model, ours = trained()
+    assert close(plain, model)
+    assert shape_of(ours.state_dict()) == shape_of(theirs.state_dict())
+
+
+def test_a_learning_rate_in_a_tensor_is_not_updated_in_batches(apply) -> None:
+    apply("fused-optimizer", {"kind": "foreach"})
+    model = network()
+    for given in ({"lr": torch.tensor(0.01)}, {"lr": 0.01, "betas": (torch.tensor(0.9), torch.tensor(0.99))}):
+        assert not torch.optim.Adam(model.parameters(), **given).defaults["foreach"]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    train(model, optimizer)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.01)
+    train(model, optimizer)
+    assert optimizer.param_groups[0]["foreach"] is None

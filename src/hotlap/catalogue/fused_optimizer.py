@@ -172,7 +172,7 @@ class FusedOptimizer(Technique):
                 patch.withdraw(own.refused)
             return out
 
-        _print_as_said(patch, chosen)
+        _show_as_said(patch, chosen)
         patch.at(patch.joints.optimizer_built, built)
         patch.at(patch.joints.weights_updating, updating)
         if made is not None:
@@ -220,10 +220,11 @@ def _is_torchs_own(optimizer: Any) -> bool:
     return getattr(type(optimizer).step, "__hotlap__", False) and not torch.compiler.is_compiling()
 
 
-def _print_as_said(patch: Patch, chosen: Mapping[Any, FusedUpdate]) -> None:
+def _show_as_said(patch: Patch, chosen: Mapping[Any, FusedUpdate]) -> None:
+    """To whoever prints, copies or pickles an optimizer."""
     from torch.optim import Optimizer
 
-    plain = Optimizer.__repr__
+    plain, kept = Optimizer.__repr__, Optimizer.__getstate__
 
     @functools.wraps(plain)
     def __repr__(optimizer: Any) -> str:
@@ -231,7 +232,13 @@ def _print_as_said(patch: Patch, chosen: Mapping[Any, FusedUpdate]) -> None:
         with own.as_said() if own is not None else nullcontext():
             return plain(optimizer)
 
+    @functools.wraps(kept)
+    def __getstate__(optimizer: Any) -> dict[str, Any]:
+        own, state = chosen.get(optimizer), kept(optimizer)
+        return state if own is None else own.as_kept(state)
+
     patch.set(Optimizer, "__repr__", __repr__)
+    patch.set(Optimizer, "__getstate__", __getstate__)
 
 
 def _record_clipping(patch: Patch) -> None:

@@ -33,8 +33,10 @@ def choose(arguments: dict[str, Any], form: str) -> bool:
         return False
     if not _is_several(arguments["params"]):
         return False
+    if form == "foreach" and _in_tensors(arguments):
+        return False
     arguments["params"] = [_listed(entry) if isinstance(entry, dict) else entry for entry in arguments["params"]]
-    if not all(map(_fits, arguments["params"])):
+    if not all(_fits(entry, form) for entry in arguments["params"]):
         return False
     arguments[form] = True
     return True
@@ -54,13 +56,20 @@ class FusedUpdate:
 
     def align(self) -> None:
         """The kernel pairs weight, gradient and state by their place in memory and does not look at strides: a
-        gradient set by hand, or a state saved in another layout, would be applied to the wrong weights."""
+        gradient set by hand, or a state saved in another layout, would be applied to the wrong weights. A group that
+        has come to hold what the kernel does not take is updated as the script has said."""
         optimizer = self._optimizer()
-        if optimizer is None or self._form != "fused":
+        if optimizer is None:
             return
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for group in optimizer.param_groups:
+            if group.get(self._form) and not self._takes(group):
+                self._leave(group)
+        if self._form != "fused":
+            return
+        chosen = [group for group in optimizer.param_groups if group.get("fused")]
+        parameters = [p for group in chosen for p in group["params"] if p.grad is not None]
         for p in parameters:
-            if p.grad.stride() != p.stride() and p.grad.layout is torch.strided:
+            if p.grad.stride() != p.stride():
                 p.grad = torch.empty_like(p).copy_(p.grad)
         if self._young > 0:
             self._young -= 1
@@ -81,20 +90,38 @@ class FusedUpdate:
             for group, own in zip(groups, chosen, strict=True):
                 group[self._form] = own
 
+    def as_kept(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a copy or a pickle is made from: these are plain optimizers, with or without hotlap."""
+        groups = [{**group, self._form: self._said} for group in state["param_groups"]]
+        kept = {**state, "param_groups": groups, "defaults": {**state["defaults"], self._form: self._said}}
+        if self._form == "fused":
+            kept["state"] = state["state"].copy()  # of its own kind
+            kept["state"].update({p: _on_host(entry) for p, entry in state["state"].items()})
+        return kept
+
     def undo(self) -> None:
         optimizer = self._optimizer()
         if optimizer is None:
             return
         for hook in self._hooks:
             hook.remove()
-        for settings in (optimizer.defaults, *optimizer.param_groups):
-            settings[self._form] = self._said
+        optimizer.defaults[self._form] = self._said
+        for group in optimizer.param_groups:
+            self._leave(group)
+
+    def _takes(self, group: dict[str, Any]) -> bool:
         if self._form != "fused":
+            return not _in_tensors(group)
+        return all(p.grad is None or (p.grad.layout is torch.strided and _is_walked(p)) for p in group["params"])
+
+    def _leave(self, group: dict[str, Any]) -> None:
+        optimizer = self._optimizer()
+        group[self._form] = self._said
+        if optimizer is None or self._form != "fused":
             return
         vars(optimizer).pop("_step_supports_amp_scaling", None)
-        for entry in optimizer.state.values():
-            if hasattr(entry.get("step"), "cpu"):
-                entry["step"] = entry["step"].cpu()
+        for entry in (optimizer.state[p] for p in group["params"] if p in optimizer.state):
+            entry.update(_on_host(entry))
 
     def _loading(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
         """Loading a plain checkpoint would silently switch the kernel off."""
@@ -106,11 +133,26 @@ class FusedUpdate:
         groups = [{**group, self._form: self._said} for group in state["param_groups"]]
         if self._form != "fused":
             return {**state, "param_groups": groups}
-        kept = {
-            key: {name: v.cpu() if name == "step" and hasattr(v, "cpu") else v for name, v in entry.items()}
-            for key, entry in state["state"].items()
-        }
-        return {**state, "param_groups": groups, "state": kept}
+        return {**state, "param_groups": groups, "state": {key: _on_host(one) for key, one in state["state"].items()}}
+
+
+def _on_host(entry: dict[str, Any]) -> dict[str, Any]:
+    """A plain optimizer counts there."""
+    return {name: v.cpu() if name == "step" and hasattr(v, "cpu") else v for name, v in entry.items()}
+
+
+def _in_tensors(settings: dict[str, Any]) -> bool:
+    """A learning rate, or betas, which updates in batches do not take so."""
+    given = (settings.get("lr"), *(settings.get("betas") or ()))
+    return any(isinstance(one, torch.Tensor) for one in given)
+
+
+def _is_walked(parameter: torch.Tensor) -> bool:
+    """Whether the kernel, which goes from a weight's first number on as far as there are numbers, meets them all and no
+    others: not in a piece of a larger tensor, nor in complex numbers."""
+    if parameter.is_complex():
+        return False
+    return parameter.is_contiguous() or torch.empty_like(parameter, device="meta").stride() == parameter.stride()
 
 
 def _align_state(parameter: torch.Tensor, state: dict[str, Any]) -> None:
@@ -130,12 +172,15 @@ def _listed(group: dict[str, Any]) -> dict[str, Any]:
     return {**group, "params": list(given)} if given is not None and _is_several(given) else group
 
 
-def _fits(entry: Any) -> bool:
+def _fits(entry: Any, form: str) -> bool:
     """Whether the kernel takes this parameter, or every one of this group, which decides nothing of the kind."""
     if isinstance(entry, dict):
         given = entry.get("params")
+        if form == "foreach" and _in_tensors(entry):
+            return False
         inside = given if isinstance(given, list) else [given]
-        return all(map(_fits, inside)) and not any(entry.get(name) is not None for name in _DECIDING)
+        return all(_fits(one, form) for one in inside) and not any(entry.get(name) is not None for name in _DECIDING)
     parameter = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
-    is_real = isinstance(parameter, torch.Tensor) and parameter.is_floating_point()
-    return is_real and parameter.device.type in ("cpu", "cuda", "mps", "xpu")
+    if not isinstance(parameter, torch.Tensor) or not parameter.is_floating_point():
+        return False
+    return parameter.device.type in ("cpu", "cuda", "mps", "xpu") and (form != "fused" or _is_walked(parameter))
