@@ -189,3 +189,63 @@ def test_the_type_is_the_chips_own(device: str, capability: tuple, closure: bool
         assert not tried and "closure" in found.reason
     else:
         assert [one.setting["dtype"] for one in found] == tried
+
+
+class Remembering(nn.Module):
+    """Its memory is float32, and nothing else can be put there by indices."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 8))
+        self.head, self.when, self.is_late = nn.Linear(8, 1), when, False
+        self.register_buffer("memory", torch.zeros(16, 8))
+
+    def forward(self, x):
+        hidden = self.body(x)
+        if {"always": True, "evaluation": not self.training, "late": self.is_late}[self.when]:
+            self.memory[torch.arange(len(x))] = hidden.detach()
+        return self.head(hidden + self.memory[: len(x)])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("when", ["always", "evaluation"])
+def test_a_network_that_does_not_bear_it_goes_on_as_it_was(apply, when: str, dtype: str) -> None:
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, seen = Remembering(when), []
+        for _ in range(3):
+            losses, _ = train(model.train(), steps=2)
+            with torch.no_grad():
+                seen += [torch.tensor(losses), model.eval()(torch.ones(3, 4))]
+        return [*seen, *model.state_dict().values(), torch.rand(1)]
+
+    expected = run()
+    patch = apply("mixed-precision", {"dtype": dtype})
+    found = run()
+    (reason,) = patch.joints.withdrawn
+    assert "does not bear it: Index put" in reason and patch.is_withdrawn
+    exactly = 0.0 if when == "always" else 0.05  # the first steps were in 16 bits
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=exactly, atol=exactly)
+
+
+def test_an_operation_that_comes_later_and_does_not_bear_it(apply) -> None:
+    patch = apply("mixed-precision")
+    model = Remembering("late")
+    train(model)
+    model.is_late = True
+    train(model)
+    assert len(patch.joints.withdrawn) == 1
+
+
+def test_an_error_of_the_scripts_own_comes_as_it_was(apply) -> None:
+    patch = apply("mixed-precision")
+    model = network()
+    train(model)
+    for is_new in (False, True):
+        model.train(not is_new)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+            model(torch.randn(2, 5))
+        assert caught.value.__context__ is None
+    train(model.train())
+    assert not patch.joints.withdrawn and model.inside[-1] is torch.bfloat16

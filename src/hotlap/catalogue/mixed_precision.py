@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,7 +44,8 @@ class MixedPrecision(Technique):
     is one. Alone, on a small convolutional network, it did nothing measurable: it wants the image layout beside it.
     The fix is marked unsafe, since outputs become 16-bit tensors: NumPy knows no bf16, and a long sum of them
     outside of autocast is rounded. `hotlap run` hands outputs out in fp32, as copies: where a network returns its loss
-    beside what that was made of, the gradient of the one by the other cannot be asked for.
+    beside what that was made of, the gradient of the one by the other cannot be asked for. A network with an
+    operation that refuses 16 bits, as `BCELoss` does, goes on in fp32 as a whole.
 
     ## What changes numerically
     bf16 keeps 8 significant bits and the range of fp32, so no loss scaling is needed. fp16 keeps 11 bits but little
@@ -108,18 +110,34 @@ class MixedPrecision(Technique):
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch
 
+        from hotlap.parts.call_state import CallState
         from hotlap.parts.loss_scaler import LossScaler
         from hotlap.parts.widened import widened
 
         dtype = getattr(torch, str(setting["dtype"]))
+        modes: weakref.WeakKeyDictionary[Any, set[bool]] = weakref.WeakKeyDictionary()  # that a root has gone through
 
         def call(proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
             device = next(root.parameters()).device.type
             if torch.is_autocast_enabled(device):
                 return proceed(root, args, kwargs)
-            with torch.autocast(device, dtype=dtype):
-                out = proceed(root, args, kwargs)
-            return widened(out, dtype)  # losses outside, some of which refuse 16 bits, see float32
+            known = modes.setdefault(root, set())
+            before = None if root.training in known else CallState(root)
+            try:
+                with torch.autocast(device, dtype=dtype):
+                    out = proceed(root, args, kwargs)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, TypeError) as error:
+                reason = str(error).split("\n")[0]
+            else:
+                known.add(root.training)
+                return widened(out, dtype)  # losses outside, some of which refuse 16 bits, see float32
+            if before is not None:
+                before.put_back()
+            out = proceed(root, args, kwargs)  # where the error is the script's own, it comes once more
+            patch.withdraw(f"the network does not bear it: {reason}")
+            return out
 
         patch.at(patch.joints.root_called, call)
         if dtype is torch.float16:
