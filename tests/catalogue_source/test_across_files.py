@@ -36,6 +36,18 @@ CASES = {
         "from engine import weighted, shown\nfor x in batches:\n    weighted(model(x)).sum().backward()\n"
         "    optimizer.step()\nshown(model(x))\n",
     ),
+    "grad-free-evaluation: results that a caller only looks at": (
+        "import torch\ndef evaluate(model, batches):\n    model.eval()\n"
+        "    return torch.stack([model(x).mean() for x in batches]).mean()  # <-\n",
+        "from engine import evaluate\ndef main():\n    for x in batches:\n        loss = model(x).sum()\n"
+        "        loss.backward()\n    best = evaluate(model, batches).item()\n    print(best)\n",
+    ),
+    "grad-free-evaluation: results that a caller goes back through": (
+        "import torch\ndef evaluate(model, batches):\n    model.eval()\n"
+        "    return torch.stack([model(x).mean() for x in batches]).mean()\n",
+        "from engine import evaluate\ndef adapted():\n    return evaluate(model, batches), 1\n"
+        "def main():\n    loss, n = adapted()\n    scaled = loss / n\n    scaled.backward()\n",
+    ),
     "sync-free-loop: a function of every step, and one of every tenth": (
         "import torch\ndef score(model, x):\n    x = x.to(device)\n    return x.mean().item()  # <-\n"
         "def rare(model, x):\n    x = x.to(device)\n    return x.mean().item()\n",

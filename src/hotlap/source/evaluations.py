@@ -10,6 +10,7 @@ from hotlap.source.loops import Function
 from hotlap.source.models import is_module_class, model_spellings
 from hotlap.source.module import Source
 from hotlap.source.names import spelling
+from hotlap.source.wanted_gradients import goes_back_later, networks_ask
 
 # Somebody here wants gradients after all, or has switched them off in a way of their own.
 WANTED = ("backward", "grad", "requires_grad_", "retain_grad", "enable_grad", "set_grad_enabled", "requires_grad")
@@ -22,7 +23,12 @@ def evaluations(source: Source) -> Iterator[tuple[ast.Call, ast.FunctionDef | as
     """The first forward pass of each evaluation, and what to switch gradients off for: a function, or a loop of it."""
     if _is_off_everywhere(source):
         return
-    yield from _predictions(source)
+    found = [*_predictions(source), *_in_eval_mode(source)]
+    if found and not networks_ask(source):
+        yield from (one for one in found if not goes_back_later(source, one[1]))
+
+
+def _in_eval_mode(source: Source) -> Iterator[tuple[ast.Call, ast.FunctionDef | ast.stmt]]:
     models = model_spellings(source)
     for body in [source.tree, *(node for node in source.names.parents if isinstance(node, Function))]:
         covered: list[ast.AST] = []
