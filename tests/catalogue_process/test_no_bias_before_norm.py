@@ -81,6 +81,19 @@ def test_fifty_steps_are_the_same(apply, optimizer: str, set_to_none: bool) -> N
     assert all((model.get_parameter(name).grad == 0).all() for name in BIASES)
 
 
+def test_a_script_may_ask_for_the_gradient_of_every_weight(apply) -> None:
+    def asked() -> list[torch.Tensor]:
+        model = network()
+        train(model, steps=3)
+        x = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+        return list(torch.autograd.grad(model(x).square().sum(), model.parameters()))
+
+    expected = asked()
+    apply("no-bias-before-norm")
+    for one, other in zip(asked(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
 def test_under_adam_only_the_training_is_the_same(apply) -> None:
     """Adam makes steps of full size out of a gradient that is only rounding: without effect, but not in evaluation."""
     plain = network()

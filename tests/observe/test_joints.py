@@ -194,6 +194,21 @@ def test_a_root_with_a_slot_is_pickled_and_scheduled_as_ever(patch: Patch) -> No
     assert list(again.state_dict()) == list(model.state_dict())
 
 
+@pytest.mark.parametrize("kind", ["generator", "tensor", "named", "edge"])
+def test_gradients_may_be_asked_for_in_every_form(patch: Patch, kind: str) -> None:
+    def asked(proceed, outputs, inputs, *rest, **options):
+        assert len(inputs) == 1
+        return proceed(outputs, inputs, *rest, **options)
+
+    patch.at(patch.joints.gradients_asked, asked)
+    x = torch.ones(2, requires_grad=True)
+    given = (one for one in [x]) if kind == "generator" else x
+    given = torch.autograd.graph.get_gradient_edge(x) if kind == "edge" else given
+    loss = (x * 3).sum()
+    found = torch.autograd.grad(outputs=loss, inputs=given) if kind == "named" else torch.autograd.grad(loss, given)
+    assert isinstance(found, tuple) and found[0].tolist() == [3.0, 3.0]
+
+
 def doubled(proceed, root, args, kwargs):
     return 2 * proceed(root, args, kwargs)
 

@@ -69,3 +69,26 @@ def test_a_call_that_raises_or_is_nested_leaves_the_bias_in_its_place(model: nn.
     free.call(lambda: BiasFree(free.pairs).call(lambda: model(x)))
     assert layer.bias is bias
     torch.testing.assert_close(norm.running_mean, expected.detach())
+
+
+@pytest.mark.parametrize("allow_unused", [True, False])
+def test_gradients_that_are_asked_for(model: nn.Sequential, allow_unused: bool) -> None:
+    """Zeros, as in backward; what took no part in the pass has none, and raises as ever."""
+    x, other = torch.randn(8, 4), nn.Linear(4, 6)
+    free = BiasFree([Pair(*model[:2]), Pair(other, nn.BatchNorm1d(6))])
+
+    def asked(inputs):
+        loss = free.call(lambda: model(x)).square().sum()
+        return free.gradients(torch.autograd.grad, loss, inputs, None, True, allow_unused=allow_unused)
+
+    weights = list(model.parameters())
+    expected = torch.autograd.grad(model(x).square().sum(), weights)
+    found = asked(weights)
+    assert isinstance(found, tuple)
+    for one, gradient in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, gradient, rtol=1e-4, atol=1e-4)
+    if allow_unused:
+        assert asked([other.weight, other.bias, model[0].bias])[:2] == (None, None)
+    else:
+        with pytest.raises(RuntimeError, match="at index 1 appears to not have been used"):
+            asked([weights[0], other.weight, other.bias])

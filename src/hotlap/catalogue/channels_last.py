@@ -123,8 +123,7 @@ class ChannelsLast(Technique):
         def asked(proceed: Any, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
             """Each as its input lies."""
             gradients = proceed(outputs, inputs, *rest, **options)
-            sources = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-            is_usual = [isinstance(one, torch.Tensor) and one.is_contiguous() for one in sources]
+            is_usual = [isinstance(one, torch.Tensor) and one.is_contiguous() for one in inputs]
             pairs = zip(gradients, is_usual, strict=True)
             return tuple(usual(one) if plain and one is not None else one for one, plain in pairs)
 

@@ -48,8 +48,8 @@ class NoBiasBeforeNorm(Technique):
     into one batch norm and nowhere else is then called without its bias while that norm trains. The norm's running mean
     is corrected by the bias, and the bias gets a gradient of zeros, so that weight decay and momentum act on it as
     before: evaluation, checkpoints and copies have bias and mean as ever. A layer that is checkpointed, hooked, called
-    twice, or whose bias is read elsewhere is left alone. A script that asks `torch.autograd.grad` for the gradient of
-    every parameter fails in its trial. Not tried with optimizers like Adam, for the reason below.
+    twice, or whose bias is read elsewhere is left alone. `torch.autograd.grad` gives such zeros as well. Not tried with
+    optimizers like Adam, for the reason below.
 
     ## What changes numerically
     The same function of the weights with other rounding. The bias has a gradient of zero, up to rounding, and so stays
@@ -120,8 +120,13 @@ class NoBiasBeforeNorm(Technique):
                 patch.withdraw("the processes of this run wait for the gradient of every parameter")
             return out
 
+        def asked(proceed: Any, *args: Any, **kwargs: Any) -> Any:
+            pairs = [pair for own in list(freed.values()) for pair in own.pairs]
+            return BiasFree(pairs).gradients(proceed, *args, **kwargs) if pairs else proceed(*args, **kwargs)
+
         patch.at(patch.joints.root_called, call)
         patch.at(patch.joints.loss_known, backward)
+        patch.at(patch.joints.gradients_asked, asked)
 
     def rewrite(self, site: Site, setting: Setting) -> Iterable[Edit]:
         assert isinstance(site.node, ast.Call)

@@ -9,7 +9,7 @@
         out = model(batch)              # root_found(module) once, then root_called(root, args, kwargs) -> out
         out = model.forward(batch)      #   where the script calls a method: method_called(root, args, kwargs) -> out
         loss.backward()                 # loss_known(tensors, *rest); a replayed pass: see replays.py
-        autograd.grad(out, batch)       # gradients_asked(outputs, inputs, *rest) -> gradients
+        autograd.grad(out, batch)       # gradients_asked(outputs, [inputs], *rest) -> gradients
         optimizer.step()                # weights_updating(optimizer), weights_updated(optimizer)
                                         #   between them, in torch's own classes: update_called(optimizer, *rest)
         total += loss.item()            # host_waited(name, *rest) -> value
@@ -33,7 +33,7 @@ from hotlap.observe.patch import Patch
 from hotlap.observe.rebuilt_loaders import RebuiltLoaders
 from hotlap.observe.roots import RootFinder
 from hotlap.observe.slot import drawing, fill_slot
-from hotlap.observe.stand_ins import building, compiling, masking, method_of, named, passing, stepping, telling
+from hotlap.observe.stand_ins import asking, building, compiling, masking, method_of, named, passing, stepping, telling
 
 WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "argwhere", "equal", "allclose")
 WAITS += ("__bool__", "__float__", "__int__", "__index__", "__repr__", "__format__")
@@ -147,7 +147,7 @@ class Joints:
     def _at_gradients(self, patch: Patch) -> None:
         import torch
 
-        patch.set(torch.autograd, "grad", passing(torch.autograd.grad, self.gradients_asked.through))
+        patch.set(torch.autograd, "grad", asking(torch.autograd.grad, self.gradients_asked.through))
 
     def _at_optimizer_init(self, patch: Patch) -> None:
         import torch

@@ -20,6 +20,19 @@ def passing(original: Any, through: Callable[..., Any]) -> Any:
     return function
 
 
+def asking(original: Any, through: Callable[..., Any]) -> Any:
+    """For `torch.autograd.grad`, whose inputs may come from a generator, which can be read only once."""
+    import torch
+    from torch.autograd.graph import GradientEdge
+
+    @functools.wraps(original)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        is_one = isinstance(inputs, GradientEdge) or torch.overrides.is_tensor_like(inputs)
+        return through(original, outputs, (inputs,) if is_one else tuple(inputs), *args, **kwargs)
+
+    return grad
+
+
 def named(name: str, original: Any, through: Callable[..., Any]) -> Any:
     """For a joint that many functions share: it is told which."""
 

@@ -11,6 +11,10 @@ from typing import Any
 
 from hotlap.parts.compilable import interpreted
 
+_UNUSED = (  # as torch says it
+    "The differentiated Tensor at index {} appears to not have been used in the graph. Set allow_unused=True if "
+    "this is the desired behavior."
+)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -46,7 +50,7 @@ class Pair:
 
 
 class BiasFree:
-    """The pairs of one model: `call` in place of its call, `give_gradients` after each backward."""
+    """The pairs of one model, or of several: `call` in place of its call, `give_gradients` after each backward."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = list(pairs)
@@ -64,6 +68,27 @@ class BiasFree:
             for pair, bias, _ in active:
                 pair.layer._parameters["bias"] = bias
             _correct_means(active)
+
+    def gradients(
+        self, ask: Callable[..., Any], outputs: Any, wanted: Sequence[Any], *rest: Any, **options: Any
+    ) -> tuple[Any, ...]:
+        """In place of `torch.autograd.grad`, which finds nothing of such a bias in the graph."""
+        import torch
+
+        layers = {id(pair.bias): pair.layer for pair in self.pairs if pair.bias is not None}
+        names = ("grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched")
+        options = dict(zip((*names, "materialize_grads"), rest, strict=False)) | options
+        is_simple = not options.get("is_grads_batched") and not options.get("materialize_grads")
+        if not is_simple or not any(id(one) in layers for one in wanted):
+            return tuple(ask(outputs, wanted, **options))
+        found = list(ask(outputs, wanted, **{**options, "allow_unused": True}))
+        unused = {id(one) for one, gradient in zip(wanted, found, strict=True) if gradient is None}
+        for n, one in enumerate(wanted):
+            if found[n] is None and id(one) in layers and id(layers[id(one)].weight) not in unused:
+                found[n] = torch.zeros_like(one, requires_grad=False)
+            elif found[n] is None and not options.get("allow_unused"):
+                raise RuntimeError(_UNUSED.format(n))
+        return tuple(found)
 
     def give_gradients(self) -> None:
         """That of such a bias is zero up to rounding. Without any, weight decay and momentum would pass it by."""
