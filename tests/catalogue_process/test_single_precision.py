@@ -24,6 +24,20 @@ def test_model_and_input_are_found() -> None:
 
 
 @pytest.mark.parametrize(
+    ("made", "fix"),
+    [
+        ("torch.from_numpy(rows[i])", None),
+        ("torch.from_numpy(rows[i]).float()", "unsafe"),
+        ("torch.from_numpy(numpy.zeros(3))", "unsafe"),
+        ("torch.from_numpy(numpy.zeros(3, dtype=numpy.float32))", "unsafe"),
+    ],
+)
+def test_not_rewritten_where_another_array_may_be_double(made: str, fix: str | None) -> None:
+    text = f"import numpy\n{DOUBLE}\ndef sample(i):\n    return {made}\n"
+    assert {site.fix for site in find("float64").spot(Source(text))} == {fix}
+
+
+@pytest.mark.parametrize(
     "meant",
     [
         "torch.set_default_dtype(torch.float64)",

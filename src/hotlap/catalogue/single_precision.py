@@ -14,7 +14,7 @@ from hotlap.technique import Family, Parity, Setting, Technique
 
 if TYPE_CHECKING:
     from hotlap.observe.run import Run
-    from hotlap.source.module import Site, Source
+    from hotlap.source.module import Fix, Site, Source
 
 # Scripts that want all the digits: they say so, or solve to high accuracy.
 MEANT = (
@@ -46,7 +46,8 @@ class SinglePrecision(Technique):
 
     ## What changes numerically
     Seven significant digits instead of sixteen: the same mathematics, other rounding. The fix is marked unsafe, since
-    the model and all its inputs have to change together, and some of them may come from another file.
+    the model and all its inputs have to change together, and some of them may come from another file. Where the file
+    has an array of a type that cannot be told from source, a double model is reported and not rewritten.
 
     ## Claims
     No list gives a figure. float64 moves twice the bytes, and most chips compute it at a fraction of the rate; a step
@@ -73,12 +74,18 @@ class SinglePrecision(Technique):
         for given in (one for call in source.names.call_nodes for one in call.keywords if one.arg == "dtype"):
             if source.name_of(given.value) in DOUBLES and _leads_to(source, given) & fed:
                 sites[given.value] = "the model's input is made float64; float32 is half the bytes"
+        is_unsure = False
         for made in source.calls("torch.from_numpy", "torch.as_tensor", "torch.tensor"):
             is_chosen = made.node.keywords or len(made.node.args) != 1 or _is_cast(source, made.node)
-            if not is_chosen and element_type(source, made.node.args[0]) == "float64":
+            kind = None if is_chosen else element_type(source, made.node.args[0])
+            if kind == "float64":
                 sites[made.node] = "NumPy's float64 goes on into the training; .float() halves it"
+            is_unsure |= not is_chosen and kind is None and made.name == "torch.from_numpy"
+        # An array of a type that cannot be told was perhaps what the model was made double for.
+        fix: Fix | None = None if models and is_unsure else "unsafe"
+        why = "" if fix else " (left alone: what else is made float64 cannot be told here)"
         for node in sorted(sites, key=lambda one: (one.lineno, one.col_offset)):
-            yield source.site(node, sites[node], "unsafe")
+            yield source.site(node, f"{sites[node]}{why}", fix)
 
     def seen(self, run: Run) -> bool | None:
         if not run.roots:
