@@ -119,3 +119,25 @@ def test_totals_are_read_late_and_shown_as_they_were(
     sys.meta_path[:] = finders
     assert [one[1] for one in shown] == ["False", "True"]
     assert shown[0][0] == shown[1][0]
+
+
+METHODS = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in torch.randn(3, 2, 4):
+    {}.pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("call", "is_idle"), [("torch.nn.Sequential.forward(root, x)", True), ("root(x)", False)])
+def test_what_found_no_call_to_stand_round_is_told(
+    script: Target, capsys: pytest.CaptureFixture[str], call: str, is_idle: bool
+) -> None:
+    text = METHODS.format(call).replace("optimizer =", "root = torch.nn.Sequential(model)\noptimizer =")
+    Path(script.path).write_text(text)
+    drive(script, [Choice(find("mixed-precision"), {"dtype": "bfloat16"})], "", quiet=False)
+    said = capsys.readouterr().err
+    why = "mixed-precision (dtype bfloat16): the script calls its methods, not the module"
+    assert (why in said) is is_idle and "3 updates" in said

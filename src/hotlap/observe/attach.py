@@ -42,7 +42,10 @@ class Attached:
         """What was given up, each with its reason: also what a worker found to differ."""
         joints = self.patch.joints
         idle = [f"{one}: {NO_GPU}" for one, patch in self._patches if not patch.is_withdrawn and lacks_gpu(one)]
-        return [*joints.withdrawn, *idle, *(str(one) for one in joints.comparisons if one.failed)]
+        why = joints.aside[0] if joints.aside and not joints.wrapped else ""
+        round_roots = [one for one, patch in self._patches if patch.stands_round_roots and not patch.is_withdrawn]
+        aside = [f"{one}: {why}" for one in round_roots if why and not lacks_gpu(one)]
+        return [*joints.withdrawn, *idle, *aside, *(str(one) for one in joints.comparisons if one.failed)]
 
     @property
     def shown(self) -> list[str]:

@@ -63,6 +63,7 @@ class Joints:
         self.mask_waited = Around(self._at_masks, self)
         self.compile_called = Notice(self._at_compile, self)
         self.roots = RootFinder(self)
+        self.wrapped, self.aside = 0, list[str]()  # the roots whose calls are, and why the calls of others are not
         self.withdrawn: list[str] = []  # what was given up on the way, each with its reason
         self.told: list[tuple[str, Callable[[], str]]] = []  # who may have something to say at the end
         self.comparisons: list[Comparison] = []  # what swaps showed of themselves
@@ -111,7 +112,10 @@ class Joints:
             self._wrap_call(patch, root)
 
     def _wrap_call(self, patch: Patch, root: Any) -> None:
-        if not self.roots.stands_aside(root):
+        if why := self.roots.stands_aside(root):
+            self.aside.append(why)
+        else:
+            self.wrapped += 1
             fill_slot(patch, root, self.root_called.through)
 
     def _at_methods(self, patch: Patch) -> None:

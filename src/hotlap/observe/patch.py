@@ -19,7 +19,7 @@ class Patch:
 
     def __init__(self, joints: Joints, about: str = "") -> None:
         self.joints, self._about = joints, about
-        self.is_withdrawn = False
+        self.is_withdrawn = self.stands_round_roots = False
         self._undo: list[Callable[[], object]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
@@ -52,6 +52,7 @@ class Patch:
         """Take part in a joint; see `joints` for what each one passes. Deeper subscribers sit nearer to torch. Gives
         the way out before undo. Who sees replays is told of each, which takes as long as the replay."""
         joint.subscribe(subscriber, depth, sees_replays)
+        self.stands_round_roots |= joint is self.joints.root_called
 
         def leave() -> None:
             joint.unsubscribe(subscriber)
