@@ -249,3 +249,22 @@ def test_an_error_of_the_scripts_own_comes_as_it_was(apply) -> None:
         assert caught.value.__context__ is None
     train(model.train())
     assert not patch.joints.withdrawn and model.inside[-1] is torch.bfloat16
+
+
+class Enough(RuntimeError):
+    """By which a script leaves a network half way."""
+
+
+def test_a_way_out_of_the_scripts_own_is_taken_once(apply) -> None:
+    patch, calls = apply("mixed-precision"), []
+    model = network()
+    train(model)
+
+    def leave(*given):
+        calls.append(1)
+        raise Enough
+
+    model.head.register_forward_pre_hook(leave)
+    with pytest.raises(Enough):
+        model(torch.randn(2, 4))
+    assert len(calls) == 1 and not patch.joints.withdrawn

@@ -27,6 +27,7 @@ SHARDED = ("FullyShardedDataParallel", "fully_shard", "parallelize_module")
 # products, which not every device has in 16 bits.
 REFUSING = ("BCELoss", "binary_cross_entropy", "LBFGS", "create_graph")
 SPARSE = ("to_sparse", "sparse_coo_tensor", "sparse_csr_tensor")
+_REFUSALS = (RuntimeError, NotImplementedError, TypeError)  # as torch raises them
 
 
 class MixedPrecision(Technique):
@@ -126,9 +127,9 @@ class MixedPrecision(Technique):
             try:
                 with torch.autocast(device, dtype=dtype):
                     out = proceed(root, args, kwargs)
-            except torch.OutOfMemoryError:
-                raise
             except (RuntimeError, TypeError) as error:
+                if type(error) not in _REFUSALS:  # want of memory, or a way out of the script's own
+                    raise
                 reason = str(error).split("\n")[0]
             else:
                 known.add(root.training)
