@@ -49,6 +49,7 @@ class FusedUpdate:
     def __init__(self, optimizer: torch.optim.Optimizer, form: str = "fused", said: bool | None = None) -> None:
         self._optimizer, self._form, self._said = weakref.ref(optimizer), form, said
         self._young = _YOUNG
+        self._walked: dict[int, tuple[int, ...]] = {}  # weights that the kernel goes through, by id, as they lay then
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._saving),
             optimizer.register_load_state_dict_pre_hook(self._loading),
@@ -66,14 +67,10 @@ class FusedUpdate:
                 self._leave(group)
         if self._form != "fused":
             return
-        chosen = [group for group in optimizer.param_groups if group.get("fused")]
-        parameters = [p for group in chosen for p in group["params"] if p.grad is not None]
-        for p in parameters:
-            if p.grad.stride() != p.stride():
-                p.grad = torch.empty_like(p).copy_(p.grad)
         if self._young > 0:
             self._young -= 1
-            for p in parameters:
+            chosen = [group for group in optimizer.param_groups if group.get("fused")]
+            for p in (p for group in chosen for p in group["params"] if p.grad is not None):
                 _align_state(p, optimizer.state.get(p, {}))
 
     @contextmanager
@@ -110,9 +107,19 @@ class FusedUpdate:
             self._leave(group)
 
     def _takes(self, group: dict[str, Any]) -> bool:
+        """After which its gradients lie as their weights do."""
         if self._form != "fused":
             return not _in_tensors(group)
-        return all(p.grad is None or (p.grad.layout is torch.strided and _is_walked(p)) for p in group["params"])
+        for p in group["params"]:
+            grad, stride = p.grad, p.stride()
+            if grad is None:
+                continue
+            if grad.layout is not torch.strided or not (self._walked.get(id(p)) == stride or _is_walked(p)):
+                return False
+            self._walked[id(p)] = stride
+            if grad.stride() != stride:
+                p.grad = torch.empty_like(p).copy_(grad)
+        return True
 
     def _leave(self, group: dict[str, Any]) -> None:
         optimizer = self._optimizer()
