@@ -169,6 +169,8 @@ def test_run_with_techniques_and_two_lines(tmp_path: Path, warm: Warm) -> None:
     assert len(lines) == 2 and "fused-optimizer (kind fused), channels-last" in lines[0] and "24 updates" in lines[1]
     assert lines[1].endswith(" ms apart on average, tests included")  # a tuning's steps are without these
     assert warm.run("run", "-q", "--with", "fused", "train.py", cwd=tmp_path).stderr == ""
+    said = warm.run("run", "--with", "fused", "--with", "nhwc", "train.py", cwd=tmp_path).stderr
+    assert "fused-optimizer (kind fused), channels-last" in said, "every name that is given counts"
 
 
 def test_a_run_of_a_single_step_says_so(tmp_path: Path, warm: Warm) -> None:
@@ -345,3 +347,18 @@ def test_profile_of_a_crash_reports_the_steps_so_far(tmp_path: Path, warm: Warm)
     done = warm.run("profile", "train.py", cwd=tmp_path)
     assert done.returncode == 1
     assert "RuntimeError: late" in done.stderr and "ms a step" in done.stdout.replace("us a step", "ms a step")
+
+
+def test_names_may_be_given_in_several_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def found(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["hotlap", "check", str(tmp_path), *options])
+        with pytest.raises(SystemExit):
+            cli.main()
+        return capsys.readouterr().out
+
+    assert found("--only", "fused,loader-workers") == found("--only", "fused", "--only", "loader-workers")
+    assert found("--skip", "fused,loader-workers") == found("--skip", "fused", "--skip", "loader-workers")

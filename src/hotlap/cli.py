@@ -25,6 +25,7 @@ from hotlap.options import (
     Only,
     Script,
     Skip,
+    With,
     as_python_would,
     listed,
     seconds_in,
@@ -94,8 +95,8 @@ def tune(
     m: Module = False,
     budget: Annotated[str, typer.Option(help="time to spend, as 90s, 5m, 1h; half more if only proof is left")] = "5m",
     report: Annotated[str, typer.Option(help="folder for the report")] = "hotlap-report",
-    only: Only = "",
-    skip: Skip = "",
+    only: Only = None,
+    skip: Skip = None,
     allow: Annotated[str, typer.Option(help="'different' also tries what makes it another training")] = "",
     allow_network: AllowNetwork = False,
     accept_writes: AcceptWrites = False,
@@ -143,9 +144,7 @@ def tune(
 def run(
     script: Script,
     m: Module = False,
-    with_: Annotated[
-        str | None, typer.Option("--with", help="these techniques instead of a plan: a,b:setting=1:other=2")
-    ] = None,
+    with_: With = None,
     no_plan: Annotated[bool, typer.Option("--no-plan", help="apply nothing, only watch")] = False,
     no_rewrite: Annotated[bool, typer.Option("--no-rewrite", help="leave out what only source can express")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="not a word from hotlap")] = False,
@@ -160,7 +159,7 @@ def run(
     if with_ is not None and no_plan:
         raise HotlapError("--with and --no-plan exclude each other: leave one of them out")
     if with_ is not None:
-        choices, words = named(with_, ("apply", "rewrite")), ""
+        choices, words = named(",".join(with_), ("apply", "rewrite")), ""
     elif no_plan:
         choices, words = [], "no plan wanted"
     else:

@@ -18,8 +18,8 @@ from hotlap.options import Only, Paths, Skip, listed
 def check(
     paths: Paths,
     format: Annotated[str, typer.Option(help="text, json, sarif or github")] = "text",
-    only: Only = "",
-    skip: Skip = "",
+    only: Only = None,
+    skip: Skip = None,
     doubtful: Annotated[bool, typer.Option("--doubtful", help="also what is likely, but not sure")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="read every file anew")] = False,
 ) -> int:
@@ -50,8 +50,8 @@ def fix(
     diff: Annotated[bool, typer.Option("--diff", help="show the changes, write nothing")] = False,
     plan: Annotated[str, typer.Option(help="write exactly what this hotlap.toml keeps")] = "",
     unsafe: Annotated[bool, typer.Option("--unsafe", help="also fixes that may change numerics or behaviour")] = False,
-    only: Only = "",
-    skip: Skip = "",
+    only: Only = None,
+    skip: Skip = None,
 ) -> int:
     """Write the fixes into the source: safe ones, or exactly what a plan keeps."""
     from hotlap.catalogue import find

@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 
 Script = Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="as for python", show_default=False)]
 Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m")]
-Only = Annotated[str, typer.Option(help="only these techniques, comma-separated")]
-Skip = Annotated[str, typer.Option(help="all but these techniques, comma-separated")]
+# Each of these may also be given several times.
+Only = Annotated[list[str] | None, typer.Option(help="only these techniques, comma-separated")]
+Skip = Annotated[list[str] | None, typer.Option(help="all but these techniques, comma-separated")]
+With = Annotated[
+    list[str] | None, typer.Option("--with", help="these techniques instead of a plan: a,b:setting=1:other=2")
+]
 Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="files and folders", show_default=False)]
 AllowNetwork = Annotated[bool, typer.Option("--allow-network", help="let trials use the network")]
 AcceptWrites = Annotated[
@@ -46,8 +50,9 @@ def target_of(script: list[str], is_module: bool) -> Target:
     return Target(script[0], tuple(script[1:]), is_module)
 
 
-def listed(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
+def listed(names: str | list[str] | None) -> list[str]:
+    given = [names] if isinstance(names, str) else names or []
+    return [name.strip() for part in given for name in part.split(",") if name.strip()]
 
 
 def seconds_in(text: str) -> float:
