@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import random
 import re
@@ -486,3 +487,81 @@ def test_what_a_script_writes_into_the_data_set_s_own_tensors_stays_there(apply,
     expected, _ = run()
     apply("loader-workers", {"num_workers": 2})
     assert run() == (expected, 0 if is_kept else 2)
+
+
+class Counting(Numbers):
+    reads = 0
+
+    def __getitem__(self, index: int):
+        self.reads += 1
+        return index, self.reads
+
+
+class Summed:
+    """Collates, and goes on counting."""
+
+    seen = 0
+
+    def __call__(self, samples: list) -> torch.Tensor:
+        self.seen += len(samples)
+        return torch.tensor([self.seen, *(sample[0] for sample in samples)])
+
+
+class Lately(Numbers):
+    """Opens what it reads from when it is read first, and keeps what it has read."""
+
+    file = None
+
+    def __getitem__(self, index: int):
+        self.file = self.file or open(os.devnull)  # noqa: SIM115
+        self.kept = {**getattr(self, "kept", {}), index: index}
+        return self.kept[index], os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: DataLoader(Counting(), 4), "its data set changes while it is read"),
+        (lambda: DataLoader(Counting(), 4, collate_fn=list), "its data set changes while it is read"),
+        (lambda: DataLoader(Numbers(), 4, collate_fn=Summed()), "its collate_fn changes while it works"),
+        (lambda: DataLoader(Lately(), 4), ""),
+    ],
+)
+def test_a_run_leaves_alone_what_reading_changes(build, reason: str) -> None:
+    def run() -> tuple[list, int]:
+        loader = build()
+        first = [batch if isinstance(batch, list) else batch.tolist() for batch in loader]
+        return [str(one[:1]) for one in first], loader.num_workers
+
+    expected, _ = run()
+    with hotlap.applied("loader-workers:num_workers=2") as on:
+        found, workers = run()
+    assert workers == (0 if reason else 2)
+    assert found == expected and (reason in on.shown[0] if reason else not on.shown)
+
+
+def test_what_is_asked_of_samples_beforehand_leaves_no_trace(apply, tmp_path) -> None:
+    class Noted(Numbers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reads = multiprocessing.Value("i", 0)
+
+        def __getitem__(self, index: int):
+            with self.reads.get_lock():
+                self.reads.value += 1
+            return index
+
+    class Logged(Numbers):
+        def __getitem__(self, index: int):
+            with open(tmp_path / "log", "a") as file:
+                file.write("read\n")
+            return index
+
+    apply("loader-workers", {"num_workers": 2, "persistent_workers": True})
+    noted = Noted()
+    for data in (noted, Logged()):
+        for collate in (None, lambda samples: samples):
+            loader = DataLoader(data, 4, collate_fn=collate)
+            assert [len(list(loader)) for _ in range(2)] == [6, 6] and loader.num_workers == 2
+    assert noted.reads.value == 2 * 2 * 22
+    assert len((tmp_path / "log").read_text().split()) == 2 * 2 * 22

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
 from own_rows import OwnRows
@@ -183,6 +184,54 @@ def test_what_the_script_writes_into_a_batch_does_not_come_back(apply, kind, opt
                 rows = getattr(batch, "rows", batch)
                 found.append(rows.add_(1).tolist())
         return found
+
+    expected = run()
+    apply("persistent-workers")
+    assert run() == expected
+
+
+class Counting(Numbers):
+    """What a sample is depends on those read before it, by the same copy."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        self.reads += 1
+        return 1000 * self.reads + index, os.getpid()
+
+
+class InPlace(Numbers):
+    def __init__(self) -> None:
+        self.rows = numpy.ones((24, 2))
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        self.rows[index] *= 2
+        return int(self.rows[index, 0]), os.getpid()
+
+
+class Passes(IterableDataset):
+    number = 0
+
+    def __iter__(self):
+        self.number += 1
+        return ((1000 * self.number + index, os.getpid()) for index in range(24))
+
+
+class Counter:
+    """Collates, and counts."""
+
+    batches = 0
+
+    def __call__(self, pairs: list) -> list:
+        self.batches += 1
+        return [[1000 * self.batches + number for number, _ in pairs], [pid for _, pid in pairs]]
+
+
+@pytest.mark.parametrize("kind", [Counting, InPlace, Passes])
+@pytest.mark.parametrize("collate", [lambda: None, lambda: lambda pairs: list(zip(*pairs, strict=True)), Counter])
+def test_what_reading_does_to_a_worker_s_copy_is_gone_in_the_next_epoch(apply, kind, collate) -> None:
+    def run() -> list[list[int]]:
+        return epochs(DataLoader(kind(), 4, num_workers=1, collate_fn=collate()))[0]
 
     expected = run()
     apply("persistent-workers")

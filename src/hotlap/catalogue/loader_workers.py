@@ -59,11 +59,11 @@ class LoaderWorkers(Technique):
     asked ahead of the loop. A written fix leaves all that to torch, which asks a sampler as soon as an iterator is
     made. A plan that was measured so is written with `persistent_workers=True`, where neither such a change nor a
     second iterator is seen: torch then shuffles later epochs otherwise for the same seed. Any other written fix leaves
-    them to torch's default, a new start each epoch. A data set that changes while it is being read is left alone, and
-    so is one that holds an open file, whose place forked workers would share, one that hands out tensors of its own,
-    which the script may write into, and a loader whose sampler can be saved: workers are ahead of the loop. The number
-    of workers of an iterable data set is never touched: one that does not split itself by `get_worker_info` would
-    deliver every sample once per worker.
+    them to torch's default, a new start each epoch. A data set that changes while it is being read, as one that
+    counts, is left alone, and so is one with a `collate_fn` that does, one that holds an open file, whose place forked
+    workers would share, one that hands out tensors of its own, which the script may write into, and a loader whose
+    sampler can be saved: workers are ahead of the loop. The number of workers of an iterable data set is never
+    touched: one that does not split itself by `get_worker_info` would deliver every sample once per worker.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the
@@ -162,7 +162,7 @@ def _tries(run: Run, loader: LoaderFacts) -> Sequence[Try] | CannotHelp:
         kept = {**kept, "persistent_workers": True}  # more of them take longer to start
     why_not = loader.no_workers
     if loader.changes:
-        why_not = "its data set changes while it is read, which copies of it in workers would not see"
+        why_not = "its data set changes while it is read, which workers would not share"
     tries = []
     if loader.in_memory:
         if not has:
@@ -239,8 +239,9 @@ class _Workers:
 def _give_workers(setting: Setting, wanted: int, is_for_all: bool, chosen: dict[str, Any]) -> str:
     """As many of those wanted as the data set bears and memory holds; why there are fewer, or ""."""
     from hotlap.observe.bearing import why_no_workers
+    from hotlap.observe.dataset_state import dataset_state
     from hotlap.observe.facts import is_in_memory, start_method
-    from hotlap.parts.kept_tensors import would_hand_out_its_own
+    from hotlap.parts.read_again import of_first_sample
 
     has, dataset, context = chosen["num_workers"], chosen["dataset"], chosen["multiprocessing_context"]
     method = start_method(context)
@@ -257,7 +258,10 @@ def _give_workers(setting: Setting, wanted: int, is_for_all: bool, chosen: dict[
     if why_not:
         return why_not
     is_batched = chosen["batch_size"] is not None or chosen["batch_sampler"] is not None
-    if not has and would_hand_out_its_own(dataset, chosen["collate_fn"], is_batched):
+    reads = of_first_sample(dataset, chosen["collate_fn"], is_batched, dataset_state)
+    if reads.changed:
+        return f"its {reads.changed}, which workers would not share"
+    if not has and reads.share_memory:
         return "its data set hands out tensors that it keeps: what the script writes into a batch is for it to see"
     workers = _that_fit(busy, depth, chosen, method)
     if workers < 1:

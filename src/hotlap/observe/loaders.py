@@ -44,8 +44,9 @@ class Loaders:
         self._datasets.pop(key, None)
 
     def look_at_dataset(self, key: int, iterator: Any) -> None:
-        """Whether the data set has changed since the first batch of this epoch, in the reading or by the loop."""
-        now = dataset_state(iterator._dataset)
+        """Whether the data set has changed since the first batch of this epoch, in the reading or by the loop, or what
+        collates its batches."""
+        now = hash((dataset_state(iterator._dataset), dataset_state(iterator._collate_fn)))
         if self._datasets.setdefault(key, now) != now:
             self._changing.add(key)
 

@@ -24,7 +24,7 @@ from typing import Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from hotlap.parts.asked_in_time import begin
-from hotlap.parts.kept_tensors import hands_out_its_own
+from hotlap.parts.read_again import of_loader
 
 _REFERENCES = 2  # the loader's, and the one that counting takes
 
@@ -34,14 +34,15 @@ class LastingWorkers:
 
     Workers keep the data set they were forked with: where `state_of` says that it has changed since, as by
     `set_epoch`, they are forked anew; so are they where it hands out tensors of its own, which the script may write
-    into. A loader that starts also begins with its sampler and draws a seed for its workers, before the sampler draws
-    one for the order; without that, later epochs would come in another order.
+    into, or where reading changes it, or what collates its samples. A loader that starts also begins with its sampler
+    and draws a seed for its workers, before the sampler draws one for the order; without that, later epochs would come
+    in another order.
     """
 
     def __init__(self, state_of: Callable[[Any], int]) -> None:
         self._state_of = state_of
         self._states: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._hands_out: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._starts_anew: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._process = os.getpid()
         atexit.register(_send_home, weakref.ref(self))
 
@@ -77,9 +78,10 @@ class LastingWorkers:
         before, self._states[loader] = self._states[loader], self._state_of(loader.dataset)
         if loader._iterator is None:
             return
-        if loader not in self._hands_out:
-            self._hands_out[loader] = hands_out_its_own(loader)
-        if self._states[loader] != before or self._hands_out[loader]:
+        if loader not in self._starts_anew:
+            reads = of_loader(loader, self._state_of)
+            self._starts_anew[loader] = reads.share_memory or bool(reads.changed)
+        if self._states[loader] != before or self._starts_anew[loader]:
             loader._iterator._shutdown_workers()
             loader._iterator = None
         else:

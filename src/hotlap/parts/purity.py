@@ -16,7 +16,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data._utils import worker
 
 from hotlap.parts.forked import NoAnswer, asked
+from hotlap.parts.without_a_trace import Writes, Wrote
 
 _PATIENCE_SECONDS = 20.0
 _CLOCKS = (
@@ -34,8 +34,6 @@ _CLOCKS = (
     *(datetime.datetime.now, datetime.datetime.utcnow, datetime.datetime.today, datetime.date.today),
 )
 _TELLING = dict.fromkeys(_CLOCKS, "the clock") | {os.urandom: "the system's random numbers"}
-_CHANGING = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
-_WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 def reader(dataset: Any) -> Callable[[list[int]], list[Any]]:
@@ -74,7 +72,7 @@ def judged(dataset: Any, indices: Sequence[int], state: Callable[[Any], int] = l
             before, opened = state(dataset), _left_open()
             reason = _why_impure(dataset, list(indices), state, generators)
             return Verdict(reason, opened is None or _left_open() != opened or state(dataset) != before)
-        except _Wrote:
+        except Wrote:
             return Verdict("a sample writes files")
         except BaseException as error:
             return Verdict(f"reading a sample raised {type(error).__name__}")
@@ -116,7 +114,7 @@ def _has_children() -> bool:
 
 
 def _why_impure(dataset: Any, indices: list[int], state: Callable[[Any], int], generators: list[Any]) -> str | None:
-    read, before, writes = reader(dataset), list(map(_state, generators)), _Writes()
+    read, before, writes = reader(dataset), list(map(_state, generators)), Writes()
     first = read(indices)  # what is imported on the way is none of the sample's
     with _Draws() as draws, _another_worker(dataset):  # nor may it depend on its neighbours, or on who reads it
         second = [sample for index in reversed(indices) for sample in reversed(read([index]))][::-1]
@@ -221,29 +219,6 @@ class _Words:
 
     def __exit__(self, *error: Any) -> None:
         self.seen, (sys.stdout, sys.stderr) = self._said.getvalue(), self._own
-
-
-class _Wrote(BaseException):
-    """Nothing of the script's shall catch it."""
-
-
-class _Writes:
-    """Files are written, made or removed, and not for the moment only: raises before that happens. What is added to a
-    file would stand there twice, so that is never let through."""
-
-    is_forbidden = False
-
-    def __init__(self) -> None:
-        self._passing = (tempfile.gettempdir(), "/dev/")
-        sys.addaudithook(self._heard)  # for good, in a process that soon ends
-
-    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
-        if event not in _CHANGING or not isinstance(args[0], (str, bytes, os.PathLike)):
-            return
-        flags = args[2] if event == "open" else _WRITING
-        is_lasting = not os.path.abspath(os.fsdecode(args[0])).startswith(self._passing)
-        if flags & os.O_APPEND or (self.is_forbidden and flags & _WRITING and is_lasting):
-            raise _Wrote
 
 
 @contextlib.contextmanager

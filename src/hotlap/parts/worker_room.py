@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hotlap.parts.forked import NoAnswer, asked
+from hotlap.parts.forked import NoAnswer
+from hotlap.parts.without_a_trace import asked_of
 
 DEPTH = 2  # torch's own prefetch_factor
 _SHARE = 0.5  # of what is free: the training, and other loaders, want some of it
@@ -48,6 +49,6 @@ def sample_bytes(dataset: Any, weigh: Callable[[Any], int]) -> int:
     """What one sample weighs, read in a forked process, so that no generator moves and nothing hangs; 0 where that
     cannot be told."""
     try:
-        return int(asked(lambda: weigh(dataset[0]), _PATIENCE_SECONDS))
+        return int(asked_of(dataset, lambda: weigh(dataset[0]), _PATIENCE_SECONDS))
     except NoAnswer:
         return 0
