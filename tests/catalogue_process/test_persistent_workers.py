@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 
@@ -299,6 +301,39 @@ def test_what_a_script_chooses_for_a_second_loader_is_its_own(apply) -> None:
     epochs(chosen)
     data.epoch = 1
     assert epochs(chosen)[0][0][0] == 0, "python's workers do not see it either"
+
+
+COPIES = {
+    "copied": copy.copy,
+    "copied deeply": copy.deepcopy,
+    "saved": lambda loader: pickle.loads(pickle.dumps(loader)),
+    "of a class of the script's": lambda loader: copy.deepcopy(Holding(loader)).loader,
+}
+
+
+class Holding:
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = loader
+
+
+@pytest.mark.parametrize("names", [("persistent-workers",), ("loader-workers",), BOTH], ids="+".join)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_loader_that_is_copied_is_as_the_script_made_it(apply, copied, workers: int, names) -> None:
+    def run() -> tuple[list[list[int]], dict]:
+        torch.manual_seed(0)
+        loader = DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=workers)
+        orders = epochs(loader)[0]
+        other = copied(loader)
+        for one in (other, loader, other):
+            one.dataset.epoch += 1
+            orders += epochs(one)[0]
+        return orders, {name: kept for name, kept in vars(copied(other)).items() if isinstance(kept, (int, type(None)))}
+
+    expected = run()
+    for name in names:
+        apply(name, {"num_workers": 2, "replacing": workers} if name == "loader-workers" else None)
+    assert run() == expected
 
 
 LEAVING = """

@@ -73,8 +73,10 @@ class Joints:
     def _at_loader_init(self, patch: Patch) -> None:
         from torch.utils.data import DataLoader
 
-        through = functools.partial(RebuiltLoaders().through, self.loader_built.through)
+        rebuilt, reduce = RebuiltLoaders(), DataLoader.__reduce_ex__
+        through = functools.partial(rebuilt.through, self.loader_built.through)
         patch.set(DataLoader, "__init__", building(DataLoader.__init__, through))
+        patch.set(DataLoader, "__reduce_ex__", lambda loader, protocol: rebuilt.reduced(reduce, loader, protocol))
 
     def _at_loader_iter(self, patch: Patch) -> None:
         from torch.utils.data import DataLoader
