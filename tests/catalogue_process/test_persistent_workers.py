@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from own_rows import OwnRows
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, get_worker_info
 
 from hotlap.catalogue import find
 from hotlap.observe.run import LoaderFacts, Run
@@ -77,6 +77,39 @@ def test_a_data_set_that_changed_is_read_by_new_workers(apply) -> None:
     loader = DataLoader(Subset(data, range(24)), batch_size=4, num_workers=2)
     orders, _ = epochs(loader, lambda number: setattr(data, "epoch", number))
     assert [order[0] for order in orders] == [0, 100, 200]
+
+
+class Cropping:
+    size = 1
+
+    def __call__(self, pairs: list) -> list:
+        return [[number * self.size for number, _ in pairs], [pid for _, pid in pairs]]
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("way", ["of an object", "of a method", "in a closure", "by worker_init_fn"])
+def test_a_collate_fn_that_changed_is_used_by_new_workers(apply, name: str, way: str) -> None:
+    def run() -> list[list[int]]:
+        size, own, data = [1], Cropping(), Numbers()
+
+        def prepare(worker: int) -> None:
+            get_worker_info().dataset.epoch = size[0]
+
+        def crop(pairs: list) -> list:
+            return [[number * size[0] for number, _ in pairs], [pid for _, pid in pairs]]
+
+        def before(number: int) -> None:
+            own.size = size[0] = 1 + number // 2
+
+        collate = {"of an object": own, "of a method": own.__call__, "in a closure": crop}.get(way)
+        init = prepare if collate is None else None
+        workers = 1 if init or name == BOTH[1] else 0
+        return epochs(DataLoader(data, 4, num_workers=workers, collate_fn=collate, worker_init_fn=init), before)[0]
+
+    expected = run()
+    assert expected[0] == expected[1] != expected[2]
+    apply(name, find(name).default and {"num_workers": 1, "persistent_workers": True})
+    assert run() == expected
 
 
 def test_loaders_without_workers_and_those_that_chose_are_left_alone(apply) -> None:

@@ -34,11 +34,12 @@ class PersistentWorkers(Technique):
     ## When it does not help
     Long epochs: a start of a second is nothing beside an hour. A loader that is iterated once. It spends memory: the
     workers of the training loader stay while those of the validation loader work. The fix is marked unsafe, since the
-    workers keep the data set they were started with: one that is changed between epochs (`dataset.set_epoch`) would
-    not be seen to change, and where batches are tensors that it holds, what the script writes into them would come
-    back, as would what reading does to it, where it counts or works in place. In a run with hotlap all that is
-    noticed, and they are started anew. Nor does torch have more than one iterator of them: a file that opens two at
-    once, as in `zip(loader, loader)`, is left alone. In a run with hotlap the second one gets workers of its own.
+    workers keep the data set they were started with: one that is changed between epochs (`dataset.set_epoch`), or a
+    `collate_fn` that is, would not be seen to change, and where batches are tensors that it holds, what the script
+    writes into them would come back, as would what reading does to it, where it counts or works in place. In a run
+    with hotlap all that is noticed, and they are started anew. Nor does torch have more than one iterator of them: a
+    file that opens two at once, as in `zip(loader, loader)`, is left alone. In a run with hotlap the second one gets
+    workers of its own.
 
     ## What changes numerically
     Torch draws one seed less from its generator for every epoch, so the written fix shuffles later epochs otherwise

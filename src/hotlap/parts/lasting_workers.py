@@ -3,14 +3,14 @@
     from hotlap.parts.lasting_workers import LastingWorkers
 
     loader = DataLoader(dataset, shuffle=True, num_workers=8, persistent_workers=True)
-    lasting = LastingWorkers(state_of=lambda dataset: dataset.epoch)
+    lasting = LastingWorkers(state_of=lambda copied: getattr(copied, "epoch", 0))
     lasting.keep(loader)
     for epoch in range(90):
         lasting.start(loader)
         for images, labels in loader:
             ...
 
-A data set that never changes has a state of 0."""
+Workers have copies of the data set, of `collate_fn` and of `worker_init_fn`. What never changes has a state of 0."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _REFERENCES = 2  # the loader's, and the one that counting takes
 class LastingWorkers:
     """Loaders with `persistent_workers`, minded at the start of each of their epochs.
 
-    Workers keep the data set they were forked with: where `state_of` says that it has changed since, as by
-    `set_epoch`, they are forked anew; so are they where it hands out tensors of its own, which the script may write
-    into, or where reading changes it, or what collates its samples. A loader that starts also begins with its sampler
-    and draws a seed for its workers, before the sampler draws one for the order; without that, later epochs would come
-    in another order.
+    Workers keep what they were forked with: where `state_of` says that the data set, `collate_fn` or `worker_init_fn`
+    has changed since, as by `set_epoch`, they are forked anew; so are they where it hands out tensors of its own,
+    which the script may write into, or where reading changes it, or what collates its samples. A loader that starts
+    also begins with its sampler and draws a seed for its workers, before the sampler draws one for the order; without
+    that, later epochs would come in another order.
     """
 
     def __init__(self, state_of: Callable[[Any], int]) -> None:
@@ -75,7 +75,7 @@ class LastingWorkers:
 
         if loader not in self._states:
             return
-        before, self._states[loader] = self._states[loader], self._state_of(loader.dataset)
+        before, self._states[loader] = self._states[loader], self._state(loader)
         if loader._iterator is None:
             return
         if loader not in self._starts_anew:
@@ -87,6 +87,11 @@ class LastingWorkers:
         else:
             begin(loader)
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+    def _state(self, loader: Any) -> int:
+        """Of what its workers were given when they were started, and have copies of."""
+        copied = loader.dataset, loader.collate_fn, loader.worker_init_fn
+        return hash(tuple(self._state_of(one) for one in copied if one is not None))
 
 
 def _send_home(lasting: weakref.ref[LastingWorkers]) -> None:
