@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import re
+import signal
 from dataclasses import replace
 
 import pytest
@@ -565,3 +566,54 @@ def test_what_is_asked_of_samples_beforehand_leaves_no_trace(apply, tmp_path) ->
             assert [len(list(loader)) for _ in range(2)] == [6, 6] and loader.num_workers == 2
     assert noted.reads.value == 2 * 2 * 22
     assert len((tmp_path / "log").read_text().split()) == 2 * 2 * 22
+
+
+def sums(loader: DataLoader) -> list[int]:
+    return [int(numbers.sum()) for numbers, *_ in loader]
+
+
+def found_in_a_child(question, answers) -> None:
+    try:
+        answers.put(question())
+    except BaseException as error:
+        answers.put(repr(error))
+
+
+@pytest.mark.parametrize("is_daemon", [False, True])
+@pytest.mark.parametrize("is_built_there", [False, True])
+def test_processes_that_the_script_forks_have_loaders_of_their_own(
+    apply, is_daemon: bool, is_built_there: bool
+) -> None:
+    def run() -> list:
+        torch.manual_seed(5)
+        loader, answers = DataLoader(Numbers(), 4, shuffle=True), multiprocessing.SimpleQueue()
+        found: list = [sums(loader), sums(loader)]
+
+        def question() -> list:
+            own = DataLoader(Numbers(), 4, shuffle=True) if is_built_there else loader
+            first = sums(own)
+            own.dataset.epoch = 1  # so that workers are started anew
+            return [first, sums(own)]
+
+        child = multiprocessing.get_context("fork").Process(
+            target=found_in_a_child, args=(question, answers), daemon=is_daemon
+        )
+        child.start()
+        found.append(answers.get())
+        child.join()
+        return [*found, child.exitcode, sums(loader)]
+
+    expected = run()
+    apply("loader-workers", {"num_workers": 2, "persistent_workers": True})
+    assert run() == expected
+
+
+def test_a_script_that_minds_its_children_hears_of_none_but_its_own(apply) -> None:
+    apply("loader-workers", TWO)
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    try:
+        assert DataLoader(Numbers(), 4).num_workers == 0
+        assert DataLoader(Numbers(), 4, num_workers=1).num_workers == 1
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert DataLoader(Numbers(), 4).num_workers == 2

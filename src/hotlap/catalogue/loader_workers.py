@@ -55,15 +55,17 @@ class LoaderWorkers(Technique):
     hotlap workers that are given live on between epochs, also in place of fewer, unless the script prepares each by a
     `worker_init_fn`; in the order the script would have, and started anew when the data set has changed (`set_epoch`).
     Samplers draw when they would have drawn, also where a script has several iterators of a loader at once, as in
-    `zip(loader, loader)`: each has workers of its own then. Only one that draws at random for batch after batch is
-    asked ahead of the loop. A written fix leaves all that to torch, which asks a sampler as soon as an iterator is
-    made. A plan that was measured so is written with `persistent_workers=True`, where neither such a change nor a
-    second iterator is seen: torch then shuffles later epochs otherwise for the same seed. Any other written fix leaves
-    them to torch's default, a new start each epoch. A data set that changes while it is being read, as one that
-    counts, is left alone, and so is one with a `collate_fn` that does, one that holds an open file, whose place forked
-    workers would share, one that hands out tensors of its own, which the script may write into, and a loader whose
-    sampler can be saved: workers are ahead of the loop. The number of workers of an iterable data set is never
-    touched: one that does not split itself by `get_worker_info` would deliver every sample once per worker.
+    `zip(loader, loader)`: each has workers of its own then. Within an epoch they are asked ahead of the loop: only one
+    that draws at random for batch after batch, begins again without an end, or goes by what the loop does meanwhile
+    gives other samples, or lets the script draw other numbers. A written fix leaves all that to torch, which asks a
+    sampler as soon as an iterator is made. A plan that was measured so is written with `persistent_workers=True`,
+    where neither such a change nor a second iterator is seen: torch then shuffles later epochs otherwise for the same
+    seed. Any other written fix leaves them to torch's default, a new start each epoch. A data set that changes while
+    it is being read, as one that counts, is left alone, and so is one with a `collate_fn` that does, one that holds an
+    open file, whose place forked workers would share, one that hands out tensors of its own, which the script may
+    write into, a loader in a script that minds its child processes, and one whose sampler can be saved: workers are
+    ahead of the loop. The number of workers of an iterable data set is never touched: one that does not split itself
+    by `get_worker_info` would deliver every sample once per worker.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the

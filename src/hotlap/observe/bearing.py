@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import linecache
+import multiprocessing
 import pickle
 import sys
 from types import FrameType
 from typing import Any
 
 from hotlap.observe.facts import holds_device_memory
+from hotlap.parts.forked import minds_children
 from hotlap.parts.generators import has_private_generator
 from hotlap.parts.open_files import open_handle
 
@@ -27,6 +29,10 @@ def why_no_workers(dataset: Any, method: str, carried: tuple[Any, ...] = (), has
         return "its data set owns a random generator, which all workers would copy"
     if holds_device_memory(dataset):
         return "its data set holds tensors on the device, which workers cannot touch"
+    if not has_workers and multiprocessing.current_process().daemon:
+        return "it is built in a daemon, a process that may have no children"
+    if not has_workers and minds_children():
+        return "the script minds its child processes itself, and would be told when workers end"
     handle = open_handle(dataset)
     if handle:
         return f"its data set holds an open file ({handle}), whose place all workers would share: open it when reading"

@@ -84,10 +84,15 @@ def why_no_fork() -> str | None:
     """What stands against children that the script knows nothing of."""
     if not hasattr(os, "fork"):
         return "this system cannot fork"
+    return "the script minds its child processes itself" if minds_children() else None
+
+
+def minds_children() -> bool:
+    """Whether the script is told when a child of this process ends, whosever it is."""
     handler: Any = signal.getsignal(signal.SIGCHLD)
     if getattr(handler, "__module__", "") == "torch.utils.data._utils.signal_handling":
         handler = handler.__closure__[0].cell_contents  # the one before a loader's
-    return "the script minds its child processes itself" if handler not in (signal.SIG_DFL, None) else None
+    return handler not in (signal.SIG_DFL, None)
 
 
 def fork() -> int:

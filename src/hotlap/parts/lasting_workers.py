@@ -15,6 +15,8 @@ Workers have copies of the data set, of `collate_fn` and of `worker_init_fn`. Wh
 from __future__ import annotations
 
 import atexit
+import functools
+import multiprocessing
 import os
 import sys
 import weakref
@@ -23,7 +25,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from hotlap.parts.asked_in_time import begin
+from hotlap.parts.asked_in_time import batches_ahead, begin
 from hotlap.parts.read_again import of_loader
 
 _REFERENCES = 2  # the loader's, and the one that counting takes
@@ -45,6 +47,8 @@ class LastingWorkers:
         self._starts_anew: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._process = os.getpid()
         atexit.register(_send_home, weakref.ref(self))
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=functools.partial(_leave, weakref.ref(self)))
 
     def send_home(self) -> None:
         """At the end of the script, which otherwise ends its workers in the midst of what they do: each would leave an
@@ -53,6 +57,13 @@ class LastingWorkers:
             if isinstance(loader._iterator, _MultiProcessingDataLoaderIter):
                 loader._iterator._shutdown_workers()
 
+    def leave(self) -> None:
+        """In a forked copy, where workers are the parent's: it can neither ask them nor send them home."""
+        for loader in list(self._states):
+            iterator, loader._iterator = loader._iterator, None
+            if isinstance(iterator, _MultiProcessingDataLoaderIter):
+                iterator._shutdown = True
+
     def keep(self, loader: Any) -> None:
         self._states[loader] = 0
 
@@ -60,7 +71,11 @@ class LastingWorkers:
         """To be called before anybody else looks at a loader that is about to be iterated. An iterator that somebody
         still holds, as in `zip(loader, loader)`, goes on by itself: without us there would be one for each of them,
         and none would have workers when it is over. One that is not torch's own cannot be started anew."""
-        if loader not in self._states or loader._iterator is None:
+        if loader not in self._states:
+            return
+        if multiprocessing.current_process().daemon and not batches_ahead(loader):
+            loader.num_workers = 0  # as the script has it: a daemon may have no children
+        if loader._iterator is None:
             return
         is_held = sys.getrefcount(loader._iterator) > _REFERENCES
         is_torchs = isinstance(loader._iterator, _BaseDataLoaderIter)
@@ -98,6 +113,12 @@ def _send_home(lasting: weakref.ref[LastingWorkers]) -> None:
     own = lasting()
     if own is not None:
         own.send_home()
+
+
+def _leave(lasting: weakref.ref[LastingWorkers]) -> None:
+    own = lasting()
+    if own is not None:
+        own.leave()
 
 
 def _is_over(iterator: Any) -> bool:
