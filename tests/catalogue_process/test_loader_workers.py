@@ -617,3 +617,82 @@ def test_a_script_that_minds_its_children_hears_of_none_but_its_own(apply) -> No
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert DataLoader(Numbers(), 4).num_workers == 2
+
+
+class Scaled(Numbers):
+    scale = 1
+
+    def __init__(self) -> None:
+        super().__init__(40)
+
+    def __getitem__(self, index: int):
+        return index * self.scale, index
+
+
+class Scaling(Scaled):
+    """Changes what collates."""
+
+    def __call__(self, samples: list) -> torch.Tensor:
+        return torch.tensor(samples).T * self.scale
+
+
+@pytest.mark.parametrize("name", ["", "resident-dataset", "device-prefetch", "pinned-batches"])
+@pytest.mark.parametrize("way", ["data set", "collate_fn", "method", "closure"])
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+def test_what_changes_in_the_middle_of_an_epoch_is_seen_by_the_next_batch(name, way: str, lasting: bool) -> None:
+    def run() -> tuple[list, int]:
+        torch.manual_seed(5)
+        data, other, size = Scaled(), Scaling(), 1
+        changed = data if way == "data set" else other
+
+        def boxed(samples: list) -> torch.Tensor:
+            return torch.tensor(samples).T * size
+
+        collate = {"data set": None, "closure": boxed, "method": other.__call__}.get(way, other)
+        loader, found = DataLoader(data, 4, shuffle=True, collate_fn=collate), []
+        for epoch in range(4):
+            for number, (numbers, _) in enumerate(loader):
+                found.append(numbers.tolist())
+                if epoch == 1 and number in (3, 7):
+                    changed.scale = size = number
+                if epoch == 2 and number == 5:
+                    changed.scale = size = 1
+        return found, loader.num_workers
+
+    expected, _ = run()
+    with hotlap.applied(f"loader-workers:num_workers=2:persistent_workers={lasting},{name}"):
+        assert run() == (expected, 2)
+
+
+class OfTwo(Exception):
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(one, other)
+
+
+class Holed(Numbers):
+    def __getitem__(self, index: int):
+        if index in (9, 14):
+            raise OfTwo("missing", str(index))
+        return index, 0
+
+
+@pytest.mark.parametrize("name", ["", "resident-dataset", "device-prefetch"])
+@pytest.mark.parametrize("size", [4, None])
+def test_an_error_of_a_sample_is_the_script_s_own(name: str, size: int | None) -> None:
+    def run() -> list:
+        loader, found = DataLoader(Holed(), size), []
+        for _ in range(3):
+            batches = iter(loader)
+            while True:
+                try:
+                    found.append(str(next(batches)))
+                except OfTwo as error:
+                    found.append((str(error), error.__cause__, error.__context__))
+                except StopIteration:
+                    break
+        return found
+
+    expected = run()
+    with hotlap.applied(f"loader-workers:num_workers=2,{name}"):
+        assert run() == expected

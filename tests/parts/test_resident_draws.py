@@ -99,8 +99,8 @@ def test_every_draw_is_heard_once_profiled_or_not(workers: int) -> None:
 def test_how_often_a_data_set_is_glanced_at(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without workers before each batch, since the script may change it at any time; else when a sample is checked."""
     glances: list[Any] = []
-    glance = resident_loader._glance
-    monkeypatch.setattr(resident_loader, "_glance", lambda *args: [*glance(*args), glances.append(args)])
+    glance = resident_loader.glance
+    monkeypatch.setattr(resident_loader, "glance", lambda *args: [*glance(*args), glances.append(args)])
     loader = DataLoader(Cubes(), 1, num_workers=workers, persistent_workers=workers > 0)
     with in_force(0):
         list(loader)

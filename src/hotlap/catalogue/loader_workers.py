@@ -60,12 +60,14 @@ class LoaderWorkers(Technique):
     gives other samples, or lets the script draw other numbers. A written fix leaves all that to torch, which asks a
     sampler as soon as an iterator is made. A plan that was measured so is written with `persistent_workers=True`,
     where neither such a change nor a second iterator is seen: torch then shuffles later epochs otherwise for the same
-    seed. Any other written fix leaves them to torch's default, a new start each epoch. A data set that changes while
-    it is being read, as one that counts, is left alone, and so is one with a `collate_fn` that does, one that holds an
-    open file, whose place forked workers would share, one that hands out tensors of its own, which the script may
-    write into, a loader in a script that minds its child processes, and one whose sampler can be saved: workers are
-    ahead of the loop. The number of workers of an iterable data set is never touched: one that does not split itself
-    by `get_worker_info` would deliver every sample once per worker.
+    seed. Any other written fix leaves them to torch's default, a new start each epoch. Where the script changes its
+    data set or `collate_fn` in the middle of an epoch, what it has not drawn yet is made again without workers, and so
+    is a batch that a worker fails to make: the error is the script's own. A data set that changes while it is being
+    read, as one that counts, is left alone, and so is one with a `collate_fn` that does, one that holds an open file,
+    whose place forked workers would share, one that hands out tensors of its own, which the script may write into, a
+    loader in a script that minds its child processes, and one whose sampler can be saved: workers are ahead of the
+    loop. The number of workers of an iterable data set is never touched: one that does not split itself by
+    `get_worker_info` would deliver every sample once per worker.
 
     ## Claims
     "Four workers per GPU", "as many as cores", "4 workers and pinned memory halve the epoch": each true somewhere; the

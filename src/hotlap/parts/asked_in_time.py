@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
+from hotlap.parts import made_here
 from hotlap.parts.known_order import is_torchs
 
 _DUE = "_drawn_at_the_end"  # where an iterator carries its own
@@ -46,12 +47,13 @@ def asked_anew(iterator: Any, loader: Any) -> Iterator[Any]:
     return _begun.pop(loader, None) or iter(loader._index_sampler)
 
 
-def stand_ins() -> list[tuple[type, str, Callable[..., None]]]:
+def stand_ins() -> list[tuple[type, str, Callable[..., Any]]]:
     """For torch's own methods, which are asked for all other loaders."""
     with_workers, without = _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
     return [
         (with_workers, "_reset", _resetting(with_workers._reset)),
         (without, "__init__", _beginning(without.__init__)),
+        *made_here.stand_ins(),
     ]
 
 
@@ -75,6 +77,7 @@ def _resetting(original: Callable[..., None]) -> Callable[..., None]:
         if is_late:
             iterator._sampler_iter = order
             vars(iterator)["_next_data"] = _Opening(iterator)
+            made_here.begin(iterator)
         _draw(iterator, -1)
 
     return _reset

@@ -26,6 +26,7 @@ from typing import Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from hotlap.parts.asked_in_time import batches_ahead, begin
+from hotlap.parts.made_here import has_left
 from hotlap.parts.read_again import of_loader
 
 _REFERENCES = 2  # the loader's, and the one that counting takes
@@ -81,7 +82,7 @@ class LastingWorkers:
         is_torchs = isinstance(loader._iterator, _BaseDataLoaderIter)
         if is_held and _is_over(loader._iterator):
             loader._iterator._shutdown_workers()
-        if is_held or not is_torchs:
+        if is_held or has_left(loader._iterator) or not is_torchs:
             loader._iterator = None
 
     def start(self, loader: Any) -> None:

@@ -92,7 +92,7 @@ class Serving(_BaseDataLoaderIter):
         if self._ahead:
             self._draw_ahead(1)
         if self._left is None:
-            return self._samples.batch(index, self._is_locking, self._made, self._given_workers)
+            return self._samples.batch(index, self._is_locking, self._made, self._given_workers, self._ahead)
         try:
             return self._left.batch(index, self._is_locking, lambda: False)
         except Refused:

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hotlap.parts.forked import NoAnswer, asked, why_no_fork
+from hotlap.parts.glance import glance
 from hotlap.parts.open_files import open_handle, shared_value
 from hotlap.parts.purity import Verdict, judged, reader
 from hotlap.parts.resident import Changed, Refused, Resident, Room
@@ -27,7 +28,6 @@ _PROBED = 8
 _ENDLESS = 4  # a sampler that gives so many times more than there is never ends an epoch
 _MOST_FILLERS = 8
 _PATIENCE_SECONDS = 20.0
-_PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
 def why_not(loader: DataLoader[Any]) -> str | None:
@@ -112,7 +112,7 @@ class ResidentSamples:
             self._give_up("the data set changed between two epochs")
         else:
             self._look_again()
-        self._seen_at_a_glance = _glance(dataset)
+        self._seen_at_a_glance = glance(dataset)
         self._fill(loader.num_workers)
         return self.store is not None
 
@@ -145,18 +145,22 @@ class ResidentSamples:
         """Take down what a loader made."""
         if self.store is None or os.getpid() != self._process:
             return
+        if index is None:  # it was not made by a worker
+            self._give_up("the data set changed in the middle of an epoch")
+            return
         try:
             self.store.keep(index, batch)
         except Refused as error:
             self._give_up(str(error))
         self._fill(workers)
 
-    def batch(self, index: Any, pinned: bool, otherwise: Callable[[Any], Any], workers: int) -> Any:
-        """From the store, or, once that cannot be trusted, as the loader itself would make it. Without workers a loader
-        sees at once what the script does to its data set; workers see it in the next epoch."""
+    def batch(self, index: Any, pinned: bool, otherwise: Callable[[Any], Any], workers: int, ahead: int) -> Any:
+        """From the store, or, once that cannot be trusted, as the loader itself would make it. Without workers of the
+        script's, which are `ahead` of it, a loader sees at once what the script does to its data set; they see it in
+        the next epoch."""
         if os.getpid() != self._process:  # a forked copy would write into our rows
             return otherwise(index)
-        if self.store is not None and not workers and not self._is_as_before():
+        if self.store is not None and not ahead and not self._is_as_before():
             self._give_up("the data set changed in the middle of an epoch")
         if self.store is not None:
             try:
@@ -170,7 +174,7 @@ class ResidentSamples:
         return otherwise(index)
 
     def _is_as_before(self) -> bool:
-        return _glance(self._dataset()) == self._seen_at_a_glance
+        return glance(self._dataset()) == self._seen_at_a_glance
 
     def _serves(self, workers: int) -> None:
         self._fill(workers)
@@ -279,22 +283,6 @@ def serves(loader: Any) -> bool:
 
 
 _served: set[int] = set()  # owners, as long as they live
-
-
-def _glance(value: Any, depth: int = 2) -> list[Any]:
-    """The attributes of a data set and of what it is made of, as far as a few microseconds go."""
-    seen: list[Any] = []
-    for one in getattr(value, "__dict__", {}).values():
-        kind = type(one)
-        if kind in _PLAIN:
-            seen.append(one)
-            continue
-        seen.append(id(one))
-        if kind is list or kind is dict:
-            seen.append(len(one))
-        elif depth and getattr(one, "__dict__", None) and not isinstance(one, type):
-            seen.append(_glance(one, depth - 1))
-    return seen
 
 
 def _owner(loader: Any) -> Any:
