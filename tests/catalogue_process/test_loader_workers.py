@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import multiprocessing
 import os
 import random
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -696,3 +699,46 @@ def test_an_error_of_a_sample_is_the_script_s_own(name: str, size: int | None) -
     expected = run()
     with hotlap.applied(f"loader-workers:num_workers=2,{name}"):
         assert run() == expected
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_forked_copy_that_throws_an_iterator_away_ends_no_workers(apply, lasting: bool) -> None:
+    apply("loader-workers", {"num_workers": 2, "persistent_workers": lasting})
+    gc.disable()  # so that it is the copy's to throw away
+    try:
+        held: list = [iter(DataLoader(Numbers(), 4))]
+        next(held[0])
+        is_over = held[0]._workers_done_event
+        held.append(held)
+        del held
+        child = os.fork()
+        if not child:
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert not is_over.is_set()
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+FAILING = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+class Holed(Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, index): return torch.ones(8) / (index != 33), 1 // (index != 33)
+def train():
+    for _ in DataLoader(Holed(), 4): pass
+train()
+"""
+
+
+def test_workers_of_a_script_that_fails_leave_nothing_behind(tmp_path) -> None:
+    (tmp_path / "train.py").write_text(FAILING)
+    (tmp_path / "t").mkdir()
+    command = [sys.executable, "-m", "hotlap", "run", "-q", "--with", "loader-workers:num_workers=2", "train.py"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "t")}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1 and ended.stderr.strip().split("\n")[-1].startswith("ZeroDivisionError"), ended.stderr
+    assert "worker process" not in ended.stderr and not list((tmp_path / "t").glob("pymp-*"))

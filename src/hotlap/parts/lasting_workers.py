@@ -26,7 +26,7 @@ from typing import Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from hotlap.parts.asked_in_time import batches_ahead, begin
-from hotlap.parts.made_here import has_left
+from hotlap.parts.made_here import has_left, send_home
 from hotlap.parts.read_again import of_loader
 
 _REFERENCES = 2  # the loader's, and the one that counting takes
@@ -57,6 +57,7 @@ class LastingWorkers:
         for loader in list(self._states) if os.getpid() == self._process else ():
             if isinstance(loader._iterator, _MultiProcessingDataLoaderIter):
                 loader._iterator._shutdown_workers()
+        send_home()
 
     def leave(self) -> None:
         """In a forked copy, where workers are the parent's: it can neither ask them nor send them home."""

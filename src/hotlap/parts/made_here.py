@@ -6,6 +6,9 @@ have made batches ahead."""
 from __future__ import annotations
 
 import functools
+import gc
+import os
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -29,12 +32,19 @@ class _Notes:
 def begin(iterator: Any) -> None:
     """An epoch for which no index was asked yet."""
     vars(iterator)[_OWN] = _Notes(iterator)
+    _begun.add(iterator)
 
 
 def has_left(iterator: Any) -> bool:
-    """Whether its workers were sent home in the middle of an epoch."""
-    notes = vars(iterator).get(_OWN)
+    """Whether its workers were sent home in the middle of an epoch. It may be of any kind."""
+    notes = getattr(iterator, _OWN, None)
     return notes is not None and notes.is_left
+
+
+def send_home() -> None:
+    """Whatever still has such workers, also where nobody can reach it any more, as after an error."""
+    for iterator in list(_begun):
+        iterator._shutdown_workers()
 
 
 def stand_ins() -> list[tuple[type, str, Callable[..., Any]]]:
@@ -94,3 +104,27 @@ def _made(iterator: Any, index: Any) -> Any:
     )
     batch = fetcher.fetch(index)
     return pin_memory(batch, iterator._pin_memory_device) if iterator._pin_memory else batch
+
+
+def _disown() -> None:
+    """In a forked copy, where an iterator's workers are the parent's: one that is thrown away here may not end them."""
+    for iterator in list(_begun):
+        iterator._shutdown = True
+    _go_on_collecting()
+
+
+def _stop_collecting() -> None:
+    """Around a fork: what is thrown away by the collector would be ended before it is disowned."""
+    _collects.append(gc.isenabled())
+    gc.disable()
+
+
+def _go_on_collecting() -> None:
+    if _collects.pop():
+        gc.enable()
+
+
+_begun: weakref.WeakSet[Any] = weakref.WeakSet()
+_collects: list[bool] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_stop_collecting, after_in_parent=_go_on_collecting, after_in_child=_disown)
