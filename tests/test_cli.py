@@ -199,6 +199,15 @@ def test_what_fails_before_anything_of_ours_took_hold_is_not_blamed_on_it(
     assert "--no-plan" not in warm.run("run", "--no-plan", "train.py", cwd=tmp_path).stderr
 
 
+@pytest.mark.parametrize(("last", "may_be_ours"), [("import no_such_package", False), ("x / x.nothing", True)])
+def test_what_is_written_in_memory_is_not_blamed_for_a_missing_package(
+    tmp_path: Path, warm: Warm, last: str, may_be_ours: bool
+) -> None:
+    (tmp_path / "train.py").write_text(f"import numpy, torch\nx = torch.tensor(numpy.zeros(3))\n{last}\n")
+    done = warm.run("run", "--with", "zero-copy-tensors", "train.py", cwd=tmp_path)
+    assert done.returncode == 1 and ("zero-copy-tensors applied" in done.stderr) is may_be_ours, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -63,8 +63,10 @@ def drive(target: Target, choices: Sequence[Any], words: str, quiet: bool, rewri
     memory = rewrite_in_memory(written, target.folder, attached.patch.on_undo) if rewrites and written else None
     try:
         execute(target, memory.code) if memory else execute(target)
-    except Exception:
-        if held := ", ".join([*_holding(attached), *(memory.written if memory else ())]):
+    except Exception as error:
+        lacks_a_package = isinstance(error, ImportError)
+        rewritten = memory.written if memory and not lacks_a_package else ()
+        if held := ", ".join([*_holding(attached), *rewritten]):
             fault = "run it with --no-plan, and if it does not fail then, the fault is hotlap's"
             _say(quiet, f"it failed with {held} applied: {fault}")
         raise

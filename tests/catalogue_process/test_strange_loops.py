@@ -40,7 +40,7 @@ def loops() -> dict[str, Path]:
             if (
                 line.startswith("def ")
                 and line.endswith("():")
-                and line not in ("def batches():", "def pair():", "def trained():")
+                and line not in ("def batches():", "def pair():", "def trained():", "def maker_and_judge():")
             ):
                 found[line[4:-3]] = path
     return found
@@ -52,6 +52,7 @@ WITHOUT = {  # passes that are not recorded, and what is said of them
     "two_passes_a_step": "",
     "gradients_that_are_centred": "",
     "what_is_put_into_what_was_given": "it puts something into what it is given",
+    "a_slope_after_the_pass": "",
     "a_meter_of_what_has_a_gradient": "",
     "a_meter_that_does_more": "",
     "what_comes_from_elsewhere_in_rounds": "it may draw from an iterator, which a replay would not",

@@ -58,6 +58,11 @@ def found(body: str, around: str = "def train(loader):\n    for x, y in loader:\
         ("loss = sum([model(x)[one] for one in y if one])\nloss.backward()", "x y", ""),
         ("x = sum(model(x) for x in y)\nx.mean().backward()\nlog(x)", "y", "x"),
         ("for part in x:\n    model(part).mean().backward()", "part", ""),
+        (
+            "out = model(x)\n(slope,) = torch.autograd.grad(out.sum(), y, create_graph=True)\nslope.norm().backward()",
+            "x y",
+            "",
+        ),
         ("for number in range(3):\n    model(x[number], y).mean().backward()", "x number y", ""),
         ("loss = model(x).mean()\nfor one in y:\n    loss += model(one).mean()\nloss.backward()", "x y", ""),
         ("state = x\nlog(x)\nfor one in y:\n    state = model(one, state)\nstate.sum().backward()", "y state", ""),
@@ -108,6 +113,7 @@ def test_passes_with_what_goes_in_and_comes_out(body: str, inputs: str, results:
         ("out = model(x); loss = out.mean()\nloss.backward()", None),
         ("log(x); out = model(x)\nout.mean().backward()", "shares a line"),
         ("loss = model(x).mean()\nloss.backward()\nlocals()", "another way"),
+        ("out = model(x)\nout.mean().backward()\ntorch.autograd.grad(out.sum(), y)", "another pass goes back"),
     ],
 )
 def test_passes_that_python_takes_part_in(body: str, reason: str | None) -> None:

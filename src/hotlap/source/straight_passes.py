@@ -157,10 +157,8 @@ def _is_plain_function(source: Source, place: ast.AST) -> None:
     if isinstance(holder, ast.AsyncFunctionDef) or any(isinstance(node, _SUSPENDING) for node in nodes):
         raise NotStraight("its function is a generator or asynchronous")
     called = {source.name_of(node.func) for node in nodes if isinstance(node, ast.Call)}
-    if called & {"locals", "vars", "dir", "globals", "eval", "exec", "torch.autograd.grad"} or source.mentions(
-        "create_graph", "retain_graph"
-    ):
-        raise NotStraight("gradients or variables are also reached in another way")
+    if called & {"locals", "vars", "dir", "globals", "eval", "exec"}:
+        raise NotStraight("variables are also reached in another way")
 
 
 def _region(source: Source, ending: ast.Expr) -> tuple[list[ast.stmt], list[ast.stmt]]:
