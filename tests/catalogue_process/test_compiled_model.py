@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from hotlap.catalogue import find
-from hotlap.catalogue.compiled_model import MOST_PIECES
 from hotlap.measure.candidates import Candidate, Skipped, consider
+from hotlap.observe.compiled_calls import MOST_PIECES
 from hotlap.observe.compiling import compiled_facts
 from hotlap.observe.run import OptimizerFacts, RootFacts, Run
 from hotlap.parts.compilable import why_not_compiled

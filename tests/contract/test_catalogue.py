@@ -162,7 +162,7 @@ import torch, torch.utils.data, PIL.Image
 for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
     kind([torch.zeros(1, requires_grad=True)], lr=0.1)  # torch itself wraps `step` when the first one is built
 technique = find({{technique!r}})
-if "compiled" in technique.traits:  # what torch's compiler does to torch when it is first used is its own
+if technique.traits & {{{{"compiled", "traced"}}}}:  # what dynamo does to torch when first used is its own
     torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1))
 before = snapshot()
 patch = Patch(Joints())

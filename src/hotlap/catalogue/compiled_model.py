@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
-import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hotlap.technique import CannotHelp, Family, Parity, Setting, Technique, Try, Values
 
@@ -16,12 +14,8 @@ if TYPE_CHECKING:
 
 PLAIN, GRAPHS, LONGEST = "default", "reduce-overhead", "max-autotune"
 WHOLE, BLOCK = "model", "block"
-MOST_PIECES = 16  # more, and there is hardly anything left to fuse in one
 _LARGER = 0.5  # part of the step that forward and backward must be for the longest search
-_VARIANTS = 8  # of one graph, for other shapes and settings: as many as dynamo makes before it gives up, in silence
-_PATIENCE = 16  # updates, in which something must have been compiled
 _BLOCK_SECONDS, _LONGEST_SECONDS = 15.0, 180.0  # to get going
-_HANGING = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
 
 
 class CompiledModel(Technique):
@@ -112,147 +106,7 @@ class CompiledModel(Technique):
         return _LONGEST_SECONDS if setting["mode"] == LONGEST else self.start_up_seconds
 
     def apply(self, patch: Patch, setting: Setting) -> None:
-        from torch import nn
+        from hotlap.observe.compiled_calls import compile_blocks, compile_roots
 
-        from hotlap.observe.slot import fill_slot
-        from hotlap.parts.repeated_blocks import repeated_blocks
-
-        joints, mode = patch.joints, str(setting["mode"])
-        joints.roots.quiet_updates = 1  # hooks that look for roots would be traced: they go first, and soon
-        whole: weakref.WeakKeyDictionary[Any, _Compiled] = weakref.WeakKeyDictionary()
-        updates = _Updates()
-
-        def call(proceed: Any, root: Any, args: Any, kwargs: Any) -> Any:
-            own = whole.get(root)
-            if own is None:
-                own = whole[root] = _Compiled(patch, mode, root, updates)
-            return own(proceed, root, args, kwargs)
-
-        def found(root: Any) -> None:
-            is_spread = isinstance(root, nn.DataParallel) and len(root.device_ids) > 1  # its replicas copy slots
-            if joints.roots.stands_aside(root) or is_spread:
-                return
-            for alike in repeated_blocks(root):
-                shared = _Compiled(patch, mode, root, updates)
-                for block in alike:
-                    fill_slot(patch, block, shared)
-
-        if setting.get("part") == BLOCK:
-            patch.at(joints.root_found, found)
-        else:
-            patch.at(joints.root_called, call, depth=8)  # nearest to the module: autocast and layouts go round it
-        if mode != PLAIN:
-            from hotlap.parts.compiled_call import gradients
-
-            patch.at(joints.weights_updated, lambda optimizer: gradients.keep_early())
-        patch.at(joints.compile_called, lambda: patch.withdraw("the script compiles by itself"))
-        patch.at(joints.weights_updated, updates.count)
-        _watch_success(patch, updates)
-        _watch_hooks(patch)
-        _watch_gradients(patch)
-
-
-class _Updates:
-    def __init__(self) -> None:
-        self.number = 0
-
-    def __call__(self) -> int:
-        return self.number
-
-    def count(self, optimizer: Any) -> None:
-        self.number += 1
-
-
-class _Compiled:
-    """The calls of a root, or of blocks in it that are built alike: as they are at first, then compiled."""
-
-    def __init__(self, patch: Patch, mode: str, root: Any, updates: _Updates) -> None:
-        self._patch, self._mode, self._root, self._updates = patch, mode, weakref.ref(root), updates
-        self._call: Any = None
-
-    def __call__(self, proceed: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        import torch
-
-        from hotlap.parts.compilable import is_interpreted
-        from hotlap.parts.compiled_call import CompiledCall, is_compilers
-        from hotlap.parts.interruptions import pass_on
-
-        roots, root = self._patch.joints.roots, self._root()
-        is_other = not module.training or not torch.is_grad_enabled() or root not in roots.found
-        if is_other or roots.is_looking or is_interpreted():
-            return proceed(module, args, kwargs)
-        if self._call is None:
-            from hotlap.parts.compilable import why_not_compiled
-
-            why = why_not_compiled(root)
-            if why:
-                self._patch.withdraw(why)
-                return proceed(module, args, kwargs)
-            self._call = CompiledCall(self._mode, self._updates)
-        try:
-            out = self._call(module, args, kwargs)
-        except Exception as error:
-            pass_on(error)
-            if self._call.has_run or not is_compilers(error):
-                raise
-            self._patch.withdraw(f"{type(error).__name__}: {error}".split("\n")[0])
-            return proceed(module, args, kwargs)
-        if self._call.has_run:
-            roots.found[root].has_graphs = self._call.graphs > 0
-            self._judge()
-        return out
-
-    def _judge(self) -> None:
-        """What compiled to nothing, or to pieces, must not pass for compiled."""
-        graphs, pieces = self._call.graphs, self._call.pieces
-        if not graphs:
-            self._patch.withdraw("torch.compile made no graph of it")
-        elif pieces > MOST_PIECES:
-            self._patch.withdraw(f"Python breaks it into {pieces} graphs, more than {MOST_PIECES}")
-        elif pieces == 1 and graphs >= _VARIANTS:
-            self._patch.withdraw(f"it is compiled again and again, into {graphs} graphs by now")
-
-
-def _watch_success(patch: Patch, updates: _Updates) -> None:
-    """What finds nothing to compile, such as blocks in a network that has none, says so."""
-
-    def backward(proceed: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(seen.has_graphs for seen in patch.joints.roots.found.values()):
-            leave()
-        elif updates() == _PATIENCE:
-            patch.withdraw(f"there was nothing to compile in the first {_PATIENCE} updates")  # not amid torch's hooks
-        return proceed(*args, **kwargs)
-
-    leave = patch.at(patch.joints.loss_known, backward, depth=-1)
-
-
-def _watch_hooks(patch: Patch) -> None:
-    """A hook that is hung on a part of a compiled model later would never be called."""
-    from torch import nn
-
-    def hanging(original: Any) -> Any:
-        @functools.wraps(original)
-        def register(module: Any, *args: Any, **kwargs: Any) -> Any:
-            roots = [root for root, seen in patch.joints.roots.found.items() if seen.has_graphs]
-            if any(part is module for root in roots for part in root.modules()):
-                patch.withdraw(f"the script hung a hook on a part of it ({type(module).__name__})")
-            return original(module, *args, **kwargs)
-
-        return register
-
-    for name in _HANGING:
-        patch.set(nn.Module, f"register_{name}", hanging(getattr(nn.Module, f"register_{name}")))
-
-
-def _watch_gradients(patch: Patch) -> None:
-    """Compiled code has no gradients of gradients; the first steps, which are not compiled yet, show whether the script
-    asks for any."""
-
-    def asking(proceed: Any, *args: Any, place: int, **kwargs: Any) -> Any:
-        if kwargs.get("create_graph") or (len(args) > place and args[place]):
-            patch.withdraw("the script asks for gradients of gradients, which compiled code does not have")
-        return proceed(*args, **kwargs)
-
-    patch.at(patch.joints.gradients_asked, functools.partial(asking, place=4), depth=-1)
-    # a pass that is replayed was looked at before
-    patch.at(patch.joints.loss_known, functools.partial(asking, place=3), depth=-1, sees_replays=False)
+        patch.item(patch.joints.compilers, self.id, patch)
+        (compile_blocks if setting.get("part") == BLOCK else compile_roots)(patch, str(setting["mode"]))

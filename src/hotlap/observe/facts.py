@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+from hotlap.observe.attending import may_attend
 from hotlap.observe.look.shape import odd_sizes
 from hotlap.observe.roots import RootFinder
 from hotlap.observe.run import LoaderFacts, OptimizerFacts, RootFacts, SizeFacts
@@ -156,6 +157,7 @@ def root_facts(root: Any, roots: RootFinder) -> RootFacts:
         without_gradient=[UnusedFacts(name, "parameter", elements(p)) for name, p in seen.without_gradient(root)],
         not_compiled=why_not_compiled(root) or "",
         wide_linears=len(suitable(root)),
+        attends=may_attend(root),
         blocks=sum(map(len, repeated_blocks(root))),
     )
 

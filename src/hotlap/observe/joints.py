@@ -64,6 +64,8 @@ class Joints:
         self.compile_called = Notice(self._at_compile, self)
         self.roots = RootFinder(self)
         self.wrapped, self.aside = 0, list[str]()  # the roots whose calls are, and why the calls of others are not
+        self.compilers: dict[str, Patch] = {}  # who compiles roots, by name
+        self.graph_changes: dict[str, Callable[[Any], int]] = {}  # in graphs before they are compiled; counted
         self.withdrawn: list[str] = []  # what was given up on the way, each with its reason
         self.told: list[tuple[str, Callable[[], str]]] = []  # who may have something to say at the end
         self.comparisons: list[Comparison] = []  # what swaps showed of themselves

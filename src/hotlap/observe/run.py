@@ -129,6 +129,7 @@ class RootFacts:
     without_gradient: list[UnusedFacts] = field(default_factory=list)  # in the first updates
     not_compiled: str = ""  # why torch.compile had better leave it alone
     wide_linears: int = 0  # plain linear layers inside it that are large enough for 8-bit products
+    attends: bool = False  # it may hold attention that is written by hand
     blocks: int = 0  # parts of one class, some of them built alike, that make up most of it
 
 

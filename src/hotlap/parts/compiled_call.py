@@ -12,11 +12,12 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
 PLAIN = "default"
+AS_WRITTEN = "as written"  # traced and changed, and then run operation by operation
 _COMPILER = ("torch._dynamo", "torch._inductor")
 _FEW, _RARE = 2, 1 / 8  # calls with other shapes, and their part of all, that are not worth compiling for
 _MOVED_ON = 8  # calls in a row with another shape: then that is the usual one
@@ -26,22 +27,33 @@ class CompiledCall:
     """`call(module, args, kwargs)` in place of `module(*args, **kwargs)`; one for each module, or for several that are
     built alike. The module is handed in, not held: it may go, and what was compiled for it goes with this object."""
 
-    def __init__(self, mode: str = PLAIN, steps: Callable[[], int] = int) -> None:
-        """`steps`: how many there were, where some of them are replayed and never come here."""
+    def __init__(
+        self, mode: str = PLAIN, steps: Callable[[], int] = int, changes: Sequence[Callable[[Any], int]] = ()
+    ) -> None:
+        """`steps`: how many there were, where some of them are replayed and never come here. `changes` are made in each
+        graph before it is compiled; they tell how many there were."""
         import torch
         from torch._dynamo.utils import counters
 
         # Dynamo keeps what it compiles with the code object, and gives up after some variants: each gets its own.
         own = FunctionType(_call.__code__.replace(), _call.__globals__)
         compile = inspect.unwrap(torch.compile)  # the script is told when it compiles; this is not the script
-        self._has_graphs = mode != PLAIN
-        how = {"mode": mode, "dynamic": False} if self._has_graphs else {}
-        self._run: Any = compile(own, **how)
+        self._has_graphs = mode not in (PLAIN, AS_WRITTEN)
+        self._backend = _Backend(mode, changes)
+        how: dict[str, Any] = {"mode": mode} if mode != PLAIN else {}
+        if mode == AS_WRITTEN or changes:
+            how = {"backend": self._backend}
+        self._run: Any = compile(own, **how, **({"dynamic": False} if self._has_graphs else {}))
         self._shapes: weakref.WeakKeyDictionary[Any, _Shapes] = weakref.WeakKeyDictionary()
         self._counters, self._steps = counters, steps
         self.has_run = False
         self.graphs = 0  # made so far
         self.pieces = 0  # of them, those the first call fell into
+
+    @property
+    def changed(self) -> int:
+        """How many changes were made in its graphs."""
+        return self._backend.changed
 
     def __call__(self, module: Any, args: Any, kwargs: Any) -> Any:
         shapes = self._shapes.get(module)
@@ -57,6 +69,21 @@ class CompiledCall:
         if not self.has_run:
             self.has_run, self.pieces = True, self.graphs
         return _copied(out, weakref.ref(module)) if self._has_graphs else out
+
+
+class _Backend:
+    """For dynamo: changes a graph before inductor compiles it as it would have, or before it runs as it is."""
+
+    def __init__(self, mode: str, changes: Sequence[Callable[[Any], int]]) -> None:
+        self._mode, self._changes, self.changed = mode, changes, 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.changed += sum(change(graph) for change in self._changes)
+        if self._mode == AS_WRITTEN:
+            return graph.forward
+        from torch import _inductor
+
+        return _inductor.compile(graph, inputs, dict(_inductor.list_mode_options(self._mode)))
 
 
 class _Shapes:

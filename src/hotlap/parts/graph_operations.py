@@ -1,0 +1,143 @@
+"""What a node does in a graph that dynamo traced, whichever way the script wrote it: `a @ b`, `torch.matmul(a, b)` and
+`a.matmul(b)` are one operation."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+_IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
+_ARITHMETIC = ("add", "sub", "mul", "div", "matmul", "masked_fill", "where", "softmax")
+_NAMES: dict[Any, str] = {
+    **{getattr(operator, name): plain for name, plain in _IN_PLACE.items()},
+    **{getattr(operator, name): name for name in ("add", "sub", "mul", "matmul")},
+    operator.truediv: "div",
+    **{getattr(torch, name): name for name in (*_ARITHMETIC, "einsum", "full", "dropout")},
+    torch.bmm: "matmul",
+    torch.subtract: "sub",
+    torch.multiply: "mul",
+    torch.divide: "div",
+    torch.true_divide: "div",
+    functional.softmax: "softmax",
+    functional.dropout: "dropout",
+    functional.multi_head_attention_forward: "multi_head_attention",
+}
+_METHODS = {name: name for name in (*_ARITHMETIC, "to")}
+_METHODS |= {"bmm": "matmul", "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub"}
+_METHODS |= dict.fromkeys(("float", "half", "bfloat16", "type_as", "contiguous"), "to")
+_OPERATORS = {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"}
+_OPERATORS |= {"matmul", "concat"}  # each with a form that works in place
+
+
+def operation(node: Any) -> str:
+    """By its plain name, also where it works in place; or nothing."""
+    if not isinstance(node, Node):
+        return ""
+    if node.op == "call_method":
+        name = str(node.target)
+        return _METHODS.get(name.removesuffix("_") if not name.endswith("__") else name, "")
+    return _NAMES.get(node.target, "") if node.op == "call_function" else ""
+
+
+def changes_its_input(node: Node) -> bool:
+    """Whether it may write to a tensor that is there already."""
+    if node.kwargs.get("out") is not None:
+        return True
+    if node.op == "call_method":
+        name = str(node.target)
+        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    if node.op != "call_function":
+        return node.op == "call_module"
+    name = getattr(node.target, "__name__", "")
+    is_operators = getattr(node.target, "__module__", "") == "_operator"
+    if name == "setitem" or (is_operators and name.startswith("i") and name[1:] in _OPERATORS):
+        return True
+    if name.endswith("_") and not name.endswith("__"):
+        return True
+    return bool(argument(node, "inplace"))
+
+
+_OPERATORS = {
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+    "matmul",
+}
+_OPERATORS |= {"concat"}
+
+
+def argument(node: Node, name: str) -> Any:
+    """What a Python function is given by that name, be it by position; None where it knows no such name."""
+    if name in node.kwargs or not inspect.isfunction(node.target):
+        return node.kwargs.get(name)
+    try:
+        bound = inspect.signature(node.target).bind_partial(*node.args)
+    except (TypeError, ValueError):
+        return None
+    return bound.arguments.get(name)
+
+
+def value(node: Any) -> Any:
+    """The tensor without data that dynamo gave a node, or None."""
+    found = node.meta.get("example_value") if isinstance(node, Node) else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def is_same(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    """Of sizes, some of which may be symbols: whether they are known to be equal, without asking for a guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    first, second = list(one), list(other)
+    return len(first) == len(second) and all(
+        a == b if type(a) is type(b) is int else statically_known_true(a == b)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+class Writer:
+    """Puts nodes before another one, each with the tensor without data that it makes."""
+
+    def __init__(self, before: Node) -> None:
+        self._graph, self._before = before.graph, before
+        self._made: list[Node] = []
+
+    def function(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        return self._write("call_function", target, args, kwargs)
+
+    def method(self, name: str, *args: Any) -> Node:
+        return self._write("call_method", name, args, {})
+
+    def erase(self) -> None:
+        for node in reversed(self._made):
+            self._graph.erase_node(node)
+        self._made.clear()
+
+    def _write(self, kind: str, target: Any, args: Any, kwargs: Any) -> Node:
+        with self._graph.inserting_before(self._before):
+            node = self._graph.create_node(kind, target, args, kwargs)
+        self._made.append(node)
+        known = map_arg((args, kwargs), value)
+        mode = next(one.fake_mode for one in tree_leaves(known) if isinstance(one, FakeTensor))
+        with mode:
+            given, options = known
+            made = getattr(given[0], target)(*given[1:]) if kind == "call_method" else target(*given, **options)
+        node.meta["example_value"] = made
+        return node
