@@ -185,6 +185,25 @@ def what_comes_out_is_viewed(q, k, v):
     return ((q @ k.transpose(-1, -2)).softmax(-1) @ v).view(BATCH, -1)
 
 
+@form
+def what_comes_out_is_copied_and_viewed(q, k, v):
+    return ((q @ k.transpose(-1, -2)).softmax(-1) @ v).clone().view(BATCH, -1)
+
+
+@form
+def what_comes_out_is_changed_in_place(q, k, v):
+    out = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+    out += 1
+    return out
+
+
+@form
+def what_comes_out_is_changed_through_a_view(q, k, v):
+    out = ((q @ k.transpose(-1, -2)).softmax(-1) @ v).transpose(1, 2).contiguous().view(BATCH, LENGTH, HEADS * WIDTH)
+    out[:, 0] *= 2
+    return out * 2
+
+
 @pytest.mark.parametrize("function", FORMS.values(), ids=FORMS)
 def test_it_is_found_and_gives_the_same(function: Callable[..., torch.Tensor]) -> None:
     check_same(function, inputs())
@@ -230,6 +249,41 @@ def changed_meanwhile(q, k, v):
     scores = q @ k.transpose(-1, -2)
     k.zero_()
     return scores.softmax(-1) @ v + k
+
+
+def weights_without_gradients(q, k, v):
+    with torch.no_grad():
+        weights = (q @ k.transpose(-1, -2)).softmax(-1)
+    return weights @ v
+
+
+def a_softmax_without_gradients(q, k, v):
+    scores = q @ k.transpose(-1, -2)
+    with torch.no_grad():
+        weights = scores.softmax(-1)
+    return weights @ v
+
+
+def scores_outside_autocast(q, k, v):
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            weights = (q @ k.transpose(-1, -2)).softmax(-1)
+        return weights @ v
+
+
+def a_mask_that_is_changed_later(q, k, v):
+    mask = BIAS.clone()
+    out = (q @ k.transpose(-1, -2) + mask).softmax(-1) @ v
+    mask.zero_()
+    return out
+
+
+def whole_numbers(q, k, v):
+    return (q @ k.transpose(-1, -2)).softmax(-1).round().long().float() @ v
+
+
+def given_by_name(q, k, v):
+    return torch.matmul(input=torch.matmul(q, other=k.transpose(-1, -2)).softmax(-1), other=v)
 
 
 def weights_are_given_back(q, k, v):
@@ -286,9 +340,10 @@ def a_classifier(q, k, v):
     return (q @ k.transpose(-1, -2)).softmax(-1).log() @ v
 
 
-LEFT = [changed_meanwhile, weights_are_given_back, scores_are_given_back, not_along_the_keys, weights_of_heads]
-LEFT += [a_number_that_matters, clamped, shared_keys, values_first, scaled_one_by_one, a_mask_makes_it_larger]
-LEFT += [turned_round_after_masking, dropped_on_a_cpu, a_classifier]
+LEFT = [weights_without_gradients, a_softmax_without_gradients, scores_outside_autocast, a_mask_that_is_changed_later]
+LEFT += [whole_numbers, given_by_name, changed_meanwhile, weights_are_given_back, scores_are_given_back]
+LEFT += [not_along_the_keys, weights_of_heads, a_number_that_matters, clamped, shared_keys, values_first]
+LEFT += [scaled_one_by_one, a_mask_makes_it_larger, turned_round_after_masking, dropped_on_a_cpu, a_classifier]
 
 
 @pytest.mark.parametrize("function", LEFT, ids=lambda one: one.__name__)
@@ -319,6 +374,31 @@ def test_a_row_of_nothing_but_a_number_has_even_weights_and_no_gradient(low: flo
         return scores.softmax(-1) @ v
 
     check_same(run, inputs())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("low", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_a_row_to_which_a_low_number_is_added_has_the_weights_of_its_scores(low: float, dtype: torch.dtype) -> None:
+    added = torch.where(TRIANGLE.roll(-1, 0) == 1, 0.0, low)
+    added[3] = low
+
+    def within(function: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            return function(q / 4, k, v).float()
+
+    def expected(q, k, v):
+        mask = added.clone()
+        mask[3] = 0
+        return (q @ k.transpose(-1, -2) + mask).softmax(-1) @ v
+
+    def run(q, k, v):
+        return traced(lambda q, k, v: (q @ k.transpose(-1, -2) + added).softmax(-1) @ v, q, k, v)[0]
+
+    given = inputs()
+    near = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    ours, plain = (outcome(lambda *all_, one=one: within(one, *all_), given) for one in (run, expected))
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, **near)
 
 
 def test_a_mask_may_be_other_in_the_next_call() -> None:

@@ -53,7 +53,8 @@ class FusedAttention(Technique):
 
     ## What changes numerically
     The same mathematics with other rounding: the softmax is computed tile by tile. Dropout draws another, equally
-    distributed mask. A row that -inf masks altogether gives zeros instead of NaN.
+    distributed mask. A row that -inf masks altogether gives zeros instead of NaN; one to which a low number is added
+    altogether has the weights of its scores, which rounding otherwise makes more or less even.
 
     ## Claims
     The lists are older than the kernel and do not have it. It came with torch 2.0, as

@@ -17,11 +17,21 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn.functional import scaled_dot_product_attention
 
-from hotlap.parts.graph_operations import Writer, argument, changes_its_input, is_same, operation, value
+from hotlap.parts.graph_operations import (
+    Writer,
+    after,
+    argument,
+    changes_its_input,
+    is_same,
+    is_setting,
+    operation,
+    shares_memory,
+    value,
+)
 from hotlap.parts.scores_in_graphs import Left, Scores, letters, scores_of
 
 _ENTER, _EXIT = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
-_COPYING = ("contiguous", "reshape", "flatten", "clone")  # whatever the strides are
+_COPYING = ("contiguous", "reshape", "flatten")  # whatever the strides are
 NO_DROPOUT = ("cpu",)  # where no fused kernel has it
 
 
@@ -97,7 +107,7 @@ def _attend(writer: Writer, scores: Scores, weights: _Weights) -> Node:
         rows = len(value(query).shape)
         if not is_same(value(values).shape[:-2], value(key).shape[:-2]):
             raise Left("its values are shared between heads")
-        query, mask, scale = scores.apply(writer, query)
+        query, mask, scale = scores.apply(writer, query, value(weights.product).dtype)
         if rows == 3:
             query, key, values = (writer.method("unsqueeze", one, 0) for one in (query, key, values))
         options: dict[str, Any] = {"dropout_p": weights.dropout, "scale": scale}
@@ -108,6 +118,8 @@ def _attend(writer: Writer, scores: Scores, weights: _Weights) -> Node:
             made = writer.method("squeeze", made, 0)
         if order is not None:
             made = writer.method("permute", made, order)
+        if _is_changed_later(weights.product):  # the kernel keeps what it gave, for backward
+            return writer.method("clone", made, memory_format=torch.contiguous_format)
         return made if _is_copied(weights.product) else writer.method("contiguous", made)
 
 
@@ -146,15 +158,19 @@ def _weights(softmax: Node) -> _Weights | None:
             dropout = _share_dropped(user)
         elif _is_product_of(node, user, kind):
             return _Weights(nodes, user, dropout or 0.0)
-        elif kind != "to" or changes_its_input(user) or user.args[0] is not node:
+        elif kind != "to" or changes_its_input(user) or user.args[0] is not node or not _is_real(user):
             return None
         node = user
+
+
+def _is_real(node: Node) -> bool:
+    return value(node) is not None and value(node).dtype.is_floating_point
 
 
 def _is_product_of(weights: Node, user: Node, kind: str) -> bool:
     if kind == "einsum":
         return letters(user)[1][0] is weights
-    return kind == "matmul" and user.args[0] is weights and len(user.args) == 2 and not user.kwargs
+    return kind == "matmul" and len(user.args) == 2 and user.args[0] is weights and not user.kwargs
 
 
 def _share_dropped(node: Node) -> float:
@@ -171,11 +187,13 @@ def _last(softmax: Node) -> Any:
 
 
 def _check_between(first: Node, last: Node, own: set[Node]) -> None:
-    """What was read at the first product must still be there at the last."""
+    """What was read at the first product must still be there at the last, gradients and autocast as they were."""
     node = first
     while node is not last:
         if node not in own and changes_its_input(node):
             raise Left("something is changed in place meanwhile")
+        if is_setting(node):
+            raise Left("gradients or autocast are turned on or off meanwhile")
         node = node.next
 
 
@@ -190,6 +208,18 @@ def _is_copied(product: Node) -> bool:
             return True
         if node.target not in ("transpose", "permute", "swapaxes", "movedim"):
             return False
+    return False
+
+
+def _is_changed_later(product: Node) -> bool:
+    """Whether what comes out may be changed in place: here, or by whoever is given it."""
+    same = {product}
+    for node in after(product):
+        read = same.intersection(node.all_input_nodes)
+        if read and (node.op == "output" or changes_its_input(node)):
+            return True
+        if any(operation(node) == "to" or node.target in _COPYING or shares_memory(node, one) for one in read):
+            same.add(node)
     return False
 
 
@@ -217,13 +247,8 @@ def _read_result(node: Node) -> None:
     changed = node.args[0] if node.args else None
     if not isinstance(changed, Node):
         return
-    later, one = set(), node.next
-    while one.op != "root":
-        later.add(one)
-        one = one.next
-    for user in list(changed.users):
-        if user in later:
-            user.replace_input_with(changed, node)
+    for user in changed.users.keys() & set(after(node)):
+        user.replace_input_with(changed, node)
 
 
 def _drop_weights(node: Node) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.node import map_arg
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
@@ -36,6 +37,7 @@ _METHODS |= {"bmm": "matmul", "multiply": "mul", "divide": "div", "true_divide":
 _METHODS |= dict.fromkeys(("float", "half", "bfloat16", "type_as", "contiguous"), "to")
 _OPERATORS = {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"}
 _OPERATORS |= {"matmul", "concat"}  # each with a form that works in place
+_IDLE = ("_log_api_usage_once",)  # they neither make nor change anything
 
 
 def operation(node: Any) -> str:
@@ -66,24 +68,6 @@ def changes_its_input(node: Node) -> bool:
     return bool(argument(node, "inplace"))
 
 
-_OPERATORS = {
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-    "matmul",
-}
-_OPERATORS |= {"concat"}
-
-
 def argument(node: Node, name: str) -> Any:
     """What a Python function is given by that name, be it by position; None where it knows no such name."""
     if name in node.kwargs or not inspect.isfunction(node.target):
@@ -99,6 +83,30 @@ def value(node: Any) -> Any:
     """The tensor without data that dynamo gave a node, or None."""
     found = node.meta.get("example_value") if isinstance(node, Node) else None
     return found if isinstance(found, torch.Tensor) else None
+
+
+def is_setting(node: Node) -> bool:
+    """Whether it makes nothing, but turns something on or off: gradients, autocast."""
+    name = getattr(node.target, "__name__", "")
+    return node.op == "call_function" and "example_value" not in node.meta and name not in _IDLE
+
+
+def after(node: Node) -> Iterator[Node]:
+    """All that follow it in the graph."""
+    later = node.next
+    while later.op != "root":
+        yield later
+        later = later.next
+
+
+def shares_memory(one: Any, other: Any) -> bool:
+    """Whether some tensor of one node lies where one of the other does."""
+    return not _storages(one).isdisjoint(_storages(other))
+
+
+def _storages(node: Any) -> set[int]:
+    made = tree_leaves(node.meta.get("example_value")) if isinstance(node, Node) else []
+    return {StorageWeakRef(leaf.untyped_storage()).cdata for leaf in made if isinstance(leaf, torch.Tensor)}
 
 
 def is_same(one: Iterable[Any], other: Iterable[Any]) -> bool:
@@ -122,8 +130,8 @@ class Writer:
     def function(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         return self._write("call_function", target, args, kwargs)
 
-    def method(self, name: str, *args: Any) -> Node:
-        return self._write("call_method", name, args, {})
+    def method(self, name: str, *args: Any, **kwargs: Any) -> Node:
+        return self._write("call_method", name, args, kwargs)
 
     def erase(self) -> None:
         for node in reversed(self._made):
@@ -138,6 +146,8 @@ class Writer:
         mode = next(one.fake_mode for one in tree_leaves(known) if isinstance(one, FakeTensor))
         with mode:
             given, options = known
-            made = getattr(given[0], target)(*given[1:]) if kind == "call_method" else target(*given, **options)
+            if kind == "call_method":
+                target, given = getattr(given[0], target), given[1:]
+            made = target(*given, **options)
         node.meta["example_value"] = made
         return node

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from hotlap.parts.graph_operations import Writer, changes_its_input, is_same, operation, value
+from hotlap.parts.graph_operations import Writer, after, changes_its_input, is_same, operation, shares_memory, value
 
 LOW = -1e4  # a score this low leaves no weight beside others
 _SLIGHT = 0.01  # by which it may be scaled, and still leave none
@@ -31,9 +31,10 @@ class Scores:
     changes: list[tuple[Any, ...]] = field(default_factory=list)  # in their order: a kind and what it works with
     nodes: list[Node] = field(default_factory=list)  # in their order, the product first
 
-    def apply(self, writer: Writer, query: Node) -> tuple[Node, Node | None, float]:
-        """The queries, perhaps scaled, the mask and the scale, as torch's own attention wants them."""
-        scale, mask = 1.0, _Mask(writer, value(query).dtype)
+    def apply(self, writer: Writer, query: Node, dtype: Any) -> tuple[Node, Node | None, float]:
+        """The queries, perhaps scaled, the mask and the scale, as torch's own attention wants them where it computes in
+        that type."""
+        scale, mask = 1.0, _Mask(writer, dtype)
         for kind, given, *more in self.changes:
             if kind == _SCALE:
                 scale *= given
@@ -42,6 +43,8 @@ class Scores:
                 query = _cast(writer, writer.method(_METHODS[kind], query, given), query)
                 mask.scale(given, _METHODS[kind])
             elif kind in (_ADD, _SUBTRACT):
+                if any(changes_its_input(node) and shares_memory(given, node.args[0]) for node in after(self.product)):
+                    raise Left("what is added to its scores is changed in place later")  # and kept for backward
                 mask.add(given, kind == _SUBTRACT)
             else:
                 mask.fill(given, kind == _KEEP, *more)
@@ -104,12 +107,11 @@ class _Mask:
         if self._filled is not None:
             kept = self._joined("logical_and", kept, self._joined("logical_or", self._even, self._not(self._filled)))
         if made is not None:
-            if value(made).dtype is not self._dtype:
-                made = self._writer.method("to", made, self._dtype)
             if self._even is not None:
                 made = self._writer.method("masked_fill", made, self._even, 0.0)
             if kept is not None:
                 made = self._writer.method("masked_fill", made, self._not(kept), -math.inf)
+            made = self._written(made)
         else:
             made = kept
         if made is None:
@@ -118,6 +120,14 @@ class _Mask:
         for _ in range((4 if dimensions > 2 else 2) - dimensions):  # kernels take two or four
             made = self._writer.method("unsqueeze", made, 0)
         return made
+
+    def _written(self, added: Node) -> Node:
+        """What is added, in the type that is computed in. A row of nothing but low numbers is raised as a whole: with
+        them, kernels lose the sum of its weights to rounding, and make its gradients several times too large."""
+        lowest = torch.finfo(value(added).dtype).min
+        highest = self._writer.method("amax", self._writer.method("detach", added), -1, True)
+        raised = self._writer.method("sub", added, self._writer.method("clamp", highest, lowest, 0.0))
+        return raised if value(raised).dtype is self._dtype else self._writer.method("to", raised, self._dtype)
 
     def _not(self, mask: Node) -> Node:
         return self._writer.method("logical_not", mask)
@@ -168,7 +178,7 @@ def _arithmetic(node: Node, kind: str) -> Scores:
     try:
         return _through(node, one, _change(kind, other))
     except Left:
-        if kind in ("div", "sub"):
+        if kind in ("div", "sub") or not isinstance(other, Node):
             raise
     return _through(node, other, _change(kind, one))
 
