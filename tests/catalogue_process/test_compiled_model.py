@@ -121,7 +121,7 @@ def test_the_training_is_the_same_and_compiled(apply, setting: dict) -> None:
     assert train(model) == pytest.approx(expected, rel=1e-6)
     assert list(model.state_dict()) == list(plain.state_dict())
     assert graphs() == (2 if setting is BLOCK else 1), "the first block's input has no gradient, those of the others do"
-    assert patch.joints.withdrawn == [] and str(compiled_facts()).startswith("compiled as ")
+    assert patch.joints.withdrawn == [] and str(compiled_facts()).startswith("traced as ")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -195,7 +195,7 @@ def test_breaks_are_counted_with_their_line(apply) -> None:
     train(network(Branching))
     line = Branching.forward.__code__.co_firstlineno + 1
     said = str(compiled_facts())
-    assert said == f"compiled as 3 graphs, 1 break: data-dependent branch at {os.path.basename(__file__)}:{line}"
+    assert said == f"traced as 3 graphs, 1 break: data-dependent branch at {os.path.basename(__file__)}:{line}"
     assert patch.joints.withdrawn == []
 
 

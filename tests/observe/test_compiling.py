@@ -54,9 +54,9 @@ BRANCH, PRINT = BreakFacts("branch", "", 0, 3), BreakFacts("print", "a.py", 7, 1
     ("facts", "words"),
     [
         (CompiledFacts(), ""),
-        (CompiledFacts(1), "compiled as 1 graph"),
-        (CompiledFacts(2, [PRINT]), "compiled as 2 graphs, 1 break: print at a.py:7"),
-        (CompiledFacts(9, [BRANCH, PRINT]), "compiled as 9 graphs, 4 breaks: branch"),
+        (CompiledFacts(1), "traced as 1 graph"),
+        (CompiledFacts(2, [PRINT]), "traced as 2 graphs, 1 break: print at a.py:7"),
+        (CompiledFacts(9, [BRANCH, PRINT]), "traced as 9 graphs, 4 breaks: branch"),
     ],
 )
 def test_the_words(facts: CompiledFacts, words: str) -> None:

@@ -165,6 +165,26 @@ def softmax_in_single_precision(q, k, v):
 
 
 @form
+def channels_before_places(q, k, v):
+    q, k, v = (one.flatten(0, 1).transpose(1, 2) for one in (q, k, v))
+    weights = torch.einsum("bct,bcs->bts", q * 0.5, k * 0.5)
+    weights = torch.softmax(weights.float(), dim=-1).type(weights.dtype)
+    return torch.einsum("bts,bcs->bct", weights, v)
+
+
+@form
+def values_before_weights(q, k, v):
+    weights = torch.softmax(q @ k.mT, dim=-1)
+    return v.transpose(-1, -2) @ weights.permute(0, 1, 3, 2)
+
+
+@form
+def values_before_weights_that_are_turned_twice(q, k, v):
+    weights = torch.softmax(q @ k.mT, dim=-1).transpose(1, 2).swapaxes(-1, 1)
+    return torch.einsum("bhjd,bjhi->bihd", v, weights)
+
+
+@form
 def another_width_of_values(q, k, v):
     return (q @ k.transpose(-1, -2)).softmax(-1) @ v[..., :4]
 
@@ -278,6 +298,13 @@ def a_mask_that_is_changed_later(q, k, v):
     return out
 
 
+def queries_that_are_changed_later(q, k, v):
+    q = q * 1
+    out = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+    q.data.mul_(2)
+    return out + q
+
+
 def whole_numbers(q, k, v):
     return (q @ k.transpose(-1, -2)).softmax(-1).round().long().float() @ v
 
@@ -336,6 +363,14 @@ def dropped_on_a_cpu(q, k, v):
     return F.dropout((q @ k.transpose(-1, -2)).softmax(-1), 0.1) @ v
 
 
+def one_axis_of_weights(q, k, v):
+    return torch.einsum("i,bhid->bhd", (q * k).sum((0, 1, 3)).softmax(-1), v)
+
+
+def weights_for_pooling(q, k, v):
+    return torch.einsum("bhi,bhid->bhd", (q * k).sum(-1).softmax(-1), v)
+
+
 def a_classifier(q, k, v):
     return (q @ k.transpose(-1, -2)).softmax(-1).log() @ v
 
@@ -344,6 +379,7 @@ LEFT = [weights_without_gradients, a_softmax_without_gradients, scores_outside_a
 LEFT += [whole_numbers, given_by_name, changed_meanwhile, weights_are_given_back, scores_are_given_back]
 LEFT += [not_along_the_keys, weights_of_heads, a_number_that_matters, clamped, shared_keys, values_first]
 LEFT += [scaled_one_by_one, a_mask_makes_it_larger, turned_round_after_masking, dropped_on_a_cpu, a_classifier]
+LEFT += [queries_that_are_changed_later, one_axis_of_weights, weights_for_pooling]
 
 
 @pytest.mark.parametrize("function", LEFT, ids=lambda one: one.__name__)

@@ -272,8 +272,8 @@ def test_whole_epochs_are_told_beside_the_steps() -> None:
 
 
 def test_what_compiling_came_to_is_told() -> None:
-    words = "compiled as 3 graphs, 2 breaks: data-dependent branch at model.py:41"
+    words = "traced as 3 graphs, 2 breaks: data-dependent branch at model.py:41"
     report = dataclasses.replace(samples.tune(), compiled=words)
     for text in (terminal.to_text(terminal.tune(report)), markdown.tune(report), html.tune(report)):
         assert words in " ".join(text.split()).lower()
-    assert "compiled as" not in markdown.tune(samples.tune())
+    assert "traced as" not in markdown.tune(samples.tune())

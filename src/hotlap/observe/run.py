@@ -92,7 +92,7 @@ class BreakFacts:
 
 @dataclass(frozen=True)
 class CompiledFacts:
-    """What torch.compile made of a run."""
+    """What dynamo made of a run, for a compiler or to run as it is."""
 
     graphs: int = 0
     breaks: list[BreakFacts] = field(default_factory=list)  # the most frequent first
@@ -104,7 +104,7 @@ class CompiledFacts:
         count = sum(one.count for one in self.breaks)
         graphs = "1 graph" if self.graphs == 1 else f"{self.graphs} graphs"
         breaks = f", {count} {'break' if count == 1 else 'breaks'}: {self.breaks[0]}" if count else ""
-        return f"compiled as {graphs}{breaks}"
+        return f"traced as {graphs}{breaks}"
 
 
 @dataclass(frozen=True)

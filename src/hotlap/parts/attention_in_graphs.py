@@ -22,9 +22,11 @@ from hotlap.parts.graph_operations import (
     after,
     argument,
     changes_its_input,
+    is_changed_after,
     is_same,
     is_setting,
     operation,
+    permutation,
     shares_memory,
     value,
 )
@@ -48,6 +50,8 @@ class _Weights:
     nodes: list[Node]
     product: Node
     dropout: float
+    values: tuple[Node, list[int]]  # with the order of their dimensions that makes rows of them
+    order: list[int]  # in which rows of the result are handed on
 
 
 def fuse_attention(graph_module: GraphModule) -> Fused:
@@ -103,10 +107,12 @@ def _fuse(softmax: Node) -> bool:
 def _attend(writer: Writer, scores: Scores, weights: _Weights) -> Node:
     with _autocast_at(weights.product):
         query, key = (_laid_out(writer, *one) for one in (scores.query, scores.key))
-        values, order = _values(writer, weights.product)
+        values = _laid_out(writer, *weights.values)
         rows = len(value(query).shape)
-        if not is_same(value(values).shape[:-2], value(key).shape[:-2]):
-            raise Left("its values are shared between heads")
+        if not is_same(value(values).shape[:-1], value(key).shape[:-1]):
+            raise Left("its values are shared between keys or heads")
+        if any(is_changed_after(scores.product, one) for one, _ in (scores.query, scores.key, weights.values)):
+            raise Left("what it is made of is changed in place later")  # and kept for backward
         query, mask, scale = scores.apply(writer, query, value(weights.product).dtype)
         if rows == 3:
             query, key, values = (writer.method("unsqueeze", one, 0) for one in (query, key, values))
@@ -116,36 +122,20 @@ def _attend(writer: Writer, scores: Scores, weights: _Weights) -> Node:
         made = writer.function(scaled_dot_product_attention, query, key, values, **options)
         if rows == 3:
             made = writer.method("squeeze", made, 0)
-        if order is not None:
-            made = writer.method("permute", made, order)
+        made = _laid_out(writer, made, weights.order)
         if _is_changed_later(weights.product):  # the kernel keeps what it gave, for backward
             return writer.method("clone", made, memory_format=torch.contiguous_format)
         return made if _is_copied(weights.product) else writer.method("contiguous", made)
 
 
 def _laid_out(writer: Writer, node: Node, order: list[int]) -> Node:
-    """As rows, with heads before them."""
     return node if order == sorted(order) else writer.method("permute", node, order)
-
-
-def _values(writer: Writer, product: Node) -> tuple[Node, list[int] | None]:
-    """As rows; and how dimensions of the result lie, where they are to be changed."""
-    if operation(product) == "matmul":
-        return product.args[1], None  # type: ignore[return-value]
-    (weights, values, made), operands = letters(product)
-    *heads, query, key = weights
-    width = "".join(set(values) - set(weights))
-    if len(width) != 1 or {*values} != {*heads, key, width} or {*made} != {*heads, query, width}:
-        raise Left("its product with values is of another kind")
-    natural = [*heads, query, width]
-    node = _laid_out(writer, operands[1], [values.index(one) for one in [*heads, key, width]])
-    order = [natural.index(one) for one in made]
-    return node, None if order == sorted(order) else order
 
 
 def _weights(softmax: Node) -> _Weights | None:
     """None where no product follows: then it is another softmax, of a classifier for instance."""
     node, nodes, dropout = softmax, [softmax], None
+    axes = list(range(value(softmax).dim()))
     while True:
         users = list(node.users)
         if len(users) != 1:
@@ -153,11 +143,13 @@ def _weights(softmax: Node) -> _Weights | None:
                 raise Left("its weights are used elsewhere as well")
             return None
         user = users[0]
-        kind, nodes = operation(user), [*nodes, user]
+        kind, nodes, turned = operation(user), [*nodes, user], permutation(user)
         if kind == "dropout" and dropout is None:
             dropout = _share_dropped(user)
-        elif _is_product_of(node, user, kind):
-            return _Weights(nodes, user, dropout or 0.0)
+        elif kind in ("matmul", "einsum"):
+            return _Weights(nodes, user, dropout or 0.0, *_values(user, node, axes))
+        elif turned is not None:
+            axes = [axes[place] for place in turned]
         elif kind != "to" or changes_its_input(user) or user.args[0] is not node or not _is_real(user):
             return None
         node = user
@@ -167,10 +159,19 @@ def _is_real(node: Node) -> bool:
     return value(node) is not None and value(node).dtype.is_floating_point
 
 
-def _is_product_of(weights: Node, user: Node, kind: str) -> bool:
-    if kind == "einsum":
-        return letters(user)[1][0] is weights
-    return kind == "matmul" and len(user.args) == 2 and user.args[0] is weights and not user.kwargs
+def _values(product: Node, weights: Node, axes: list[int]) -> tuple[tuple[Node, list[int]], list[int]]:
+    """What weights, whose axes are in that order, are multiplied with; and the order of the result."""
+    (*names, made), operands = letters(product)
+    if len(axes) < 2:
+        raise Left("its weights are of one axis")
+    place = operands.index(weights)
+    *heads, query, key = (names[place][axes.index(axis)] for axis in range(len(axes)))
+    values = names[1 - place]
+    width = "".join({*values} - {*names[place]})
+    if len(width) != 1 or {*values} != {*heads, key, width} or {*made} != {*heads, query, width}:
+        raise Left("its product with values is of another kind")
+    rows = [*heads, query, width]
+    return (operands[1 - place], [values.index(one) for one in (*heads, key, width)]), [rows.index(one) for one in made]
 
 
 def _share_dropped(node: Node) -> float:

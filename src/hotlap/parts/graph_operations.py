@@ -34,7 +34,7 @@ _NAMES: dict[Any, str] = {
 }
 _METHODS = {name: name for name in (*_ARITHMETIC, "to")}
 _METHODS |= {"bmm": "matmul", "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub"}
-_METHODS |= dict.fromkeys(("float", "half", "bfloat16", "type_as", "contiguous"), "to")
+_METHODS |= dict.fromkeys(("float", "half", "bfloat16", "type", "type_as", "contiguous"), "to")
 _OPERATORS = {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"}
 _OPERATORS |= {"matmul", "concat"}  # each with a form that works in place
 _IDLE = ("_log_api_usage_once",)  # they neither make nor change anything
@@ -68,6 +68,27 @@ def changes_its_input(node: Node) -> bool:
     return bool(argument(node, "inplace"))
 
 
+def permutation(node: Node) -> list[int] | None:
+    """The order in which it hands on the dimensions of its input, where that is all it does."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    source, *given = node.args or (None,)
+    if value(source) is None or value(node) is None or node.kwargs or node.op not in ("call_method", "call_function"):
+        return None
+    size = value(source).dim()
+    order, rest = list(range(size)), given[0] if given and isinstance(given[0], (list, tuple)) else given
+    if name == "getattr" and given == ["mT"]:
+        rest = (-2, -1)
+    if not all(isinstance(place, int) for place in rest):
+        return None
+    if name == "permute" and len(rest) == size:
+        return [place % size for place in rest]
+    if name in ("transpose", "swapaxes", "swapdims", "getattr") and len(rest) == 2:
+        one, other = rest
+        order[one], order[other] = order[other], order[one]
+        return order
+    return None
+
+
 def argument(node: Node, name: str) -> Any:
     """What a Python function is given by that name, be it by position; None where it knows no such name."""
     if name in node.kwargs or not inspect.isfunction(node.target):
@@ -97,6 +118,11 @@ def after(node: Node) -> Iterator[Node]:
     while later.op != "root":
         yield later
         later = later.next
+
+
+def is_changed_after(node: Node, given: Node) -> bool:
+    """Whether something is written to where a tensor lies, once that node is past."""
+    return any(changes_its_input(one) and shares_memory(given, one.args[0]) for one in after(node) if one.args)
 
 
 def shares_memory(one: Any, other: Any) -> bool:

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from string import ascii_uppercase
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from hotlap.parts.graph_operations import Writer, after, changes_its_input, is_same, operation, shares_memory, value
+from hotlap.parts.graph_operations import Writer, changes_its_input, is_changed_after, is_same, operation, value
 
 LOW = -1e4  # a score this low leaves no weight beside others
 _SLIGHT = 0.01  # by which it may be scaled, and still leave none
@@ -43,7 +44,7 @@ class Scores:
                 query = _cast(writer, writer.method(_METHODS[kind], query, given), query)
                 mask.scale(given, _METHODS[kind])
             elif kind in (_ADD, _SUBTRACT):
-                if any(changes_its_input(node) and shares_memory(given, node.args[0]) for node in after(self.product)):
+                if is_changed_after(self.product, given):
                     raise Left("what is added to its scores is changed in place later")  # and kept for backward
                 mask.add(given, kind == _SUBTRACT)
             else:
@@ -209,45 +210,41 @@ def _chosen(node: Node) -> Scores:
 
 
 def _product(node: Node) -> Scores:
-    if changes_its_input(node) or node.kwargs:
+    if changes_its_input(node):
         raise Left("its product is of another kind")
-    if operation(node) == "einsum":
-        (one, other, made), (query, key) = letters(node)
-        *heads, row, column = made
-        if row in other or column not in other:
-            (one, query), (other, key) = (other, key), (one, query)
-        width = "".join((set(one) & set(other)) - set(made))
-        if len(width) != 1 or {*one} != {*heads, row, width} or {*other} != {*heads, column, width}:
-            raise Left("its product is of another kind")
-        orders = [
-            [names.index(name) for name in [*heads, last, width]] for names, last in ((one, row), (other, column))
-        ]
-    else:
-        query, key = node.args  # type: ignore[assignment]
-        if value(query) is None or value(key) is None:
-            raise Left("its product is of another kind")
-        size = value(query).dim()
-        orders = [list(range(size)), [*range(size - 2), size - 1, size - 2]]
-    if not (value(query).dim() == value(key).dim() == value(node).dim()) or value(node).dim() not in (3, 4):
+    (one, other, made), (query, key) = letters(node)
+    if len(made) not in (3, 4):
         raise Left("its product is of another kind")
-    heads_of = [
-        [value(one).shape[place] for place in order[:-2]] for one, order in zip((query, key), orders, strict=True)
+    *heads, row, column = made
+    if row in other or column not in other:
+        (one, query), (other, key) = (other, key), (one, query)
+    width = "".join(({*one} & {*other}) - {*made})
+    if len(width) != 1 or {*one} != {*heads, row, width} or {*other} != {*heads, column, width}:
+        raise Left("its product is of another kind")
+    orders = [[names.index(name) for name in (*heads, last, width)] for names, last in ((one, row), (other, column))]
+    common = [
+        [value(given).shape[place] for place in (*order[:-2], order[-1])]
+        for given, order in zip((query, key), orders, strict=True)
     ]
-    if not is_same(*heads_of):
-        raise Left("its keys are shared between heads")
+    if not is_same(*common):
+        raise Left("its keys are shared between queries or heads")
     return Scores(node, (query, orders[0]), (key, orders[1]), nodes=[node])
 
 
 def letters(node: Node) -> tuple[list[str], list[Node]]:
-    """Of an einsum of two tensors: the names of the dimensions of both and of the result; and the two."""
-    text, *operands = node.args
+    """Of a product of two tensors: the names of the dimensions of both and of the result; and the two."""
+    text, *operands = ("", *node.args) if operation(node) == "matmul" else node.args
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
-    found = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", str(text).replace(" ", ""))
-    if found is None or len(operands) != 2 or any(value(one) is None for one in operands):
+    if len(operands) != 2 or any(value(one) is None for one in operands) or node.kwargs:
         raise Left("its product is of another kind")
-    names = list(found.groups())
-    if any(len(set(one)) != len(one) for one in names):
+    sizes = {value(one).dim() for one in (*operands, node)}
+    if not text and len(sizes) == 1:
+        heads = ascii_uppercase[: sizes.pop() - 2]
+        text = f"{heads}ij,{heads}jk->{heads}ik"
+    found = re.fullmatch(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]+)", str(text).replace(" ", ""))
+    names = list(found.groups()) if found else []
+    if not names or any(len(set(one)) != len(one) for one in names):
         raise Left("its product is of another kind")
     return names, operands  # type: ignore[return-value]
 
