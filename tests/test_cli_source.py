@@ -204,3 +204,18 @@ def test_a_plan_writes_what_was_doubtful_before_it_was_measured(tmp_path: Path, 
     assert hotlap("fix", "--unsafe", "train.py").returncode == 0 and "fused=True" not in script.read_text()
     plan_for(script, Entry("fused-optimizer", {}, 1.2))
     assert hotlap("fix", "--plan", "hotlap.toml").returncode == 0 and "fused=True" in script.read_text()
+
+
+def test_a_plan_does_not_vouch_for_other_code_than_it_has_measured(tmp_path: Path, hotlap) -> None:
+    script = tmp_path / "train.py"
+    text = TRAIN + (
+        "def attend(q, k, v):\n    return torch.softmax(q @ k.transpose(-2, -1) / q.size(-1) ** 0.5, dim=-1) @ v\n"
+    )
+    script.write_text(text)
+    (tmp_path / "data.py").write_text(DATA)
+    plan_for(script, Entry("fused-attention", {}, 1.2), Entry("fused-optimizer", {}, 1.2))
+    done = hotlap("fix", "--plan", "hotlap.toml")
+    assert done.returncode == 0 and "fused-attention is left out" in done.stderr and "no place" not in done.stderr
+    assert script.read_text() == text.replace("lr=0.01", "lr=0.01, fused=True")
+    done = hotlap("fix", "--plan", "hotlap.toml", "--unsafe")
+    assert "left out" not in done.stderr and "scaled_dot_product_attention" in script.read_text()

@@ -67,6 +67,11 @@ def fix(
     troubles: list[str] = []
     written: set[str] = set()
     fixed = 0
+    kept = [one.technique for some in planned.values() for one in some]
+    left = {one for one in kept if one.written_otherwise and not unsafe}
+    for technique in left:
+        say(f"{technique.id} is left out: in source it is other code than was measured; --unsafe --diff shows it")
+    planned = {path: [one for one in some if one.technique not in left] for path, some in planned.items()}
     wanted = (lambda path: planned.get(os.path.realpath(path), [])) if plan else (lambda path: defaults)
     given = paths or [os.path.relpath(path) for path in planned]
     is_measured = bool(plan)  # then nothing about it is doubtful any more

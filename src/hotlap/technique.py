@@ -105,6 +105,7 @@ class Technique:
     excludes: ClassVar[frozenset[str]] = frozenset()  # traits of others it cannot live with
     comes_with: ClassVar[frozenset[str]] = frozenset()  # traits it is taken in with: no step shows what it saves
     between_steps: ClassVar[bool] = False  # saves in tests or where epochs start, which only whole epochs show
+    written_otherwise: ClassVar[bool] = False  # into source: not what a trial measures, so a plan does not vouch for it
     written_last: ClassVar[bool] = False  # into source: it moves statements that others look for
     start_up_seconds: ClassVar[float] = 0.0  # what it may take to get going, once in every run
     fills_in_an_epoch: ClassVar[bool] = False  # gains only once every sample has been seen

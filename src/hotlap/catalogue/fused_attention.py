@@ -45,8 +45,8 @@ class FusedAttention(Technique):
     masks with a number that leaves something of the scores; keys that several heads share; scores that are clamped or
     changed in any other way. Models that `compiled-model` would leave alone, such as those with hooks of the script's.
 
-    Written into source it is for a person to look at, and marked unsafe: no file can tell what other files,
-    checkpoints and hooks do to masks and submodules. Look for these: a mask that is loaded or changed
+    Written into source it is for a person to look at, marked unsafe even where a plan holds it: no file can tell what
+    other files, checkpoints and hooks do to masks and submodules. Look for these: a mask that is loaded or changed
     from outside; a dropout or softmax that is replaced, or has a hook which wants the weights; a mask of one axis, of
     more than the scores have, or of another type than the query; booleans or whole numbers that are added; a row that
     is masked altogether, which gives zeros instead of NaN; derivatives of second order, which fused kernels lack.
@@ -67,6 +67,7 @@ class FusedAttention(Technique):
     traits = frozenset({"traced"})
     helps_with = frozenset({"low precision"})
     start_up_seconds = 10.0
+    written_otherwise = True
 
     def parity(self, run: Run | None) -> Parity:
         return Parity.EQUIVALENT
