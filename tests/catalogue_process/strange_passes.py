@@ -92,7 +92,8 @@ def judges_of_two_makers():
     optimizer_D_A = torch.optim.Adam(D_A.parameters(), lr=0.01, fused=True)
     optimizer_D_B = torch.optim.Adam(D_B.parameters(), lr=0.01, fused=True)
     for _ in range(6):
-        for real_A, _y in batches():
+        for images, _y in batches():
+            real_A = images.to(device)
             real_B = real_A.flip(1) * 2
             G_AB.train()
             G_BA.train()

@@ -346,7 +346,7 @@ def test_where_the_time_goes(folder: Path) -> None:
         "decode, on the side": lambda: copier.make(lambda: decode_all(shared.batch[0].encoded(), device)),
         "transform": lambda: pipelines[0].run(images, packed.recipes[0], device),
         "decode and transform": lambda: finished(packed, pipelines, device),
-        "decode and transform, on the side": lambda: copier.make(lambda: [finished(packed, pipelines, device)]),
+        "decode and transform, on the side": lambda: copier.make(lambda: [finished(packed, pipelines, device).batch]),
     }
     print()
     for name, part in parts.items():

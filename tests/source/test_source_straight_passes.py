@@ -55,6 +55,9 @@ def found(body: str, around: str = "def train(loader):\n    for x, y in loader:\
         ("out = model(x)\nif args.sums:\n    a = out * y\n    out = a + 1\nout.mean().backward()", "x y", ""),
         ("z = numpy.random.rand(2)\nout = model(x, z)\nout.mean().backward()", "x z", ""),
         ("loss = sum(model(one).mean() for one in x)\nloss.backward()", "x", ""),
+        ("z = torch.randn(2, 2).cuda()\nmodel(z).mean().backward()", "z", ""),
+        ("optimizer.zero_grad()\nz = torch.randn(2, device=x.device)\nmodel(z).mean().backward()", "x", ""),
+        ("optimizer.zero_grad()\nz = torch.randn(2, **likeness)\nmodel(z).mean().backward()", "", ""),
         ("loss = sum([model(x)[one] for one in y if one])\nloss.backward()", "x y", ""),
         ("x = sum(model(x) for x in y)\nx.mean().backward()\nlog(x)", "y", "x"),
         ("for part in x:\n    model(part).mean().backward()", "part", ""),
@@ -98,6 +101,7 @@ def test_passes_with_what_goes_in_and_comes_out(body: str, inputs: str, results:
             "extra",
         ),
         ("loss = model(x).mean() + random.random()\nloss.backward()", "draws on the host"),
+        ("loss = model(x).mean() + torch.rand(2).cuda()\nloss.backward()", "draws on the host"),
         ("for one in x:\n    out = model(one)\nout.mean().backward()", "whether out is set"),
         ("loss = model(x).mean()\nfor one in y:\n    z = loss\nloss.backward()\nlog(z)", "whether z is set"),
         ("loss = model(x).mean()\nfor self.one in y:\n    loss += self.one\nloss.backward()", "other code may see"),
@@ -471,3 +475,10 @@ def test_a_name_that_may_be_nothing_is_not_asked_to_detach() -> None:
     text = "for x, y in loader:\n    out = model(x)\n    loss = out.mean() + (y.detach().mean() if model.deep else 0)\n"
     (one,) = straight_passes(Source(HEAD + text + "    loss.backward()\n    optimizer.step()\n"))
     assert isinstance(one, Pass) and one.given == ("x", "y")
+
+
+def test_random_numbers_are_drawn_where_the_script_wants_all_tensors() -> None:
+    body = "optimizer.zero_grad()\nz = torch.randn(2)\nmodel(z).mean().backward()"
+    text = "def train(loader):\n    for x, y in loader:\n{}\n        optimizer.step()\n"
+    assert found(body, text).inputs == ("z",)
+    assert found(body, "torch.set_default_device('cuda')\n" + text).inputs == ()

@@ -39,6 +39,7 @@ _CALLED = {"print", "input", "open", "next", "iter", "float", "int", "bool", "su
 _TELLING = {*READS, "nonzero", "append", "extend", "update", "pop", "setdefault", "write", "log", "info", "debug"}
 _TELLING |= {"step", "synchronize", "add_scalar", "save", "register_hook", "__setattr__"}
 _ON_THE_HOST = ("numpy.random.", "random.", "time.")
+_DRAWING = {"torch.rand", "torch.randn", "torch.randint", "torch.randperm"}  # on the host, unless told otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +285,8 @@ def _tells(source: Source, call: ast.Call) -> bool:
         return False  # a logarithm
     if name.startswith(_ON_THE_HOST) or name in LATE:
         return True
+    if name in _DRAWING and not any(one.arg in ("device", None) for one in call.keywords):
+        return not source.mentions("set_default_device", "set_default_tensor_type")
     return name in _CALLED or (method(call) or name.rpartition(".")[2]) in _TELLING
 
 
