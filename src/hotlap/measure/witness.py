@@ -144,7 +144,7 @@ class Witness:
     def _loss_known(self, proceed: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         self._stepped(False, after_forward=True)
         self._trips.trained()
-        loss = [float(tensors)] if getattr(tensors, "numel", lambda: 0)() == 1 else []
+        loss = [float(tensors.detach())] if getattr(tensors, "numel", lambda: 0)() == 1 else []
         self._note(census.modules(self._roots))
         if self._role == "reference" and self._forced is not None:
             self._draws_in_forward |= self._lineup.has_moved

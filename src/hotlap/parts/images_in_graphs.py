@@ -1,0 +1,124 @@
+"""What the compiler does slowly with images in channels_last, said otherwise in a graph that dynamo traced.
+
+    from hotlap.parts.images_in_graphs import lean_images
+
+    count = lean_images(graph_module)  # in place, before it is compiled; how many there were
+
+The first convolution does not stride, batch norm takes plain sums, and overlapping windows give their gradients back in
+one kernel. Each is the same mathematics; what would come out in another size, type or layout stays as it is. Run
+operation by operation the graph would be slower than before: this is for a compiler to fuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.nn import functional
+
+from hotlap.parts.graph_operations import Writer, is_same, value
+from hotlap.parts.image_stem import convolve_blocks
+from hotlap.parts.summed_norm import batch_norm
+from hotlap.parts.window_maxima import MOST, pooled
+
+LOW = (torch.bfloat16, torch.float16)
+_FEW_CHANNELS, _LONGEST_STRIDE = 4, 4
+
+
+def lean_images(graph_module: GraphModule, devices: Sequence[str] = ("cuda",)) -> int:
+    count = 0
+    for node in list(graph_module.graph.nodes):
+        change = _CHANGES.get(node.target) if node.op == "call_function" else None
+        if change is not None and _is_of_images(node, devices):
+            count += _changed(node, change)
+    if count:
+        graph_module.recompile()
+    return count
+
+
+def _changed(node: Node, change: Any) -> bool:
+    writer, plain = Writer(node), value(node)
+    made = change(writer, node)
+    if made is None:
+        return False
+    ours = value(made)
+    if ours.dtype is not plain.dtype or not is_same(ours.shape, plain.shape):
+        writer.erase()
+        return False
+    node.replace_all_uses_with(made)
+    node.graph.erase_node(node)
+    return True
+
+
+def _is_of_images(node: Node, devices: Sequence[str]) -> bool:
+    """Whether it makes some in channels_last, of images whose size is known."""
+    made, given = value(node), value(node.args[0] if node.args else node.kwargs.get("input"))
+    if made is None or given is None or made.dim() != 4 or given.dim() != 4:
+        return False
+    is_known = all(isinstance(size, int) for size in (*given.shape[1:], *made.shape[1:]))
+    return is_known and made.device.type in devices and made.is_contiguous(memory_format=torch.channels_last)
+
+
+def _convolution(writer: Writer, node: Node) -> Node | None:
+    x, weight, bias, stride, padding, dilation, groups = _given(
+        node, ("input", "weight", "bias", "stride", "padding", "dilation", "groups"), (None, 1, 0, 1, 1)
+    )
+    kind, step, border = value(node).dtype, _square(stride), _square(padding)
+    if kind not in LOW or value(weight) is None or step is None or border is None:
+        return None
+    if not isinstance(value(x).shape[0], int):  # torch pads no images whose number is a symbol: it would fix it
+        return None
+    _, channels, high, wide = value(weight).shape
+    is_first = channels <= _FEW_CHANNELS and groups == 1 and _square(dilation) == 1
+    if not is_first or high != wide or not 1 < step <= min(high, _LONGEST_STRIDE):
+        return None
+    x, weight = (writer.method("to", one, kind) for one in (x, weight))
+    bias = None if bias is None else writer.method("to", bias, kind)
+    return writer.function(convolve_blocks, x, weight, bias, step, border)
+
+
+def _norm(writer: Writer, node: Node) -> Node | None:
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    x, *statistics, training, momentum, eps = _given(node, names, (None, None, False, 0.1, 1e-5))
+    high, wide = value(x).shape[2:]
+    are_floats = all(one is None or value(one).dtype is torch.float32 for one in statistics)
+    is_plain = training is True and isinstance(momentum, float) and isinstance(eps, float)
+    if value(node).dtype not in LOW or not is_plain or not are_floats or high * wide == 1:
+        return None
+    return writer.function(batch_norm, x, *statistics, momentum, eps)
+
+
+def _pooling(writer: Writer, node: Node) -> Node | None:
+    names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    x, kernel, stride, padding, dilation, *others = _given(node, names, (None, 0, 1, False, False))
+    side, border = _square(kernel), _square(padding)
+    step = side if stride is None or stride == [] else _square(stride)
+    is_plain = _square(dilation) == 1 and not any(others)
+    if side is None or step is None or border is None or not is_plain or not step < side <= MOST:
+        return None
+    is_apart = not value(x).is_contiguous(memory_format=torch.channels_last)
+    if is_apart or not value(x).requires_grad or value(x).dtype not in (*LOW, torch.float32):
+        return None
+    if value(x).is_cuda and find_spec("triton") is None:
+        return None
+    return writer.function(pooled, x, side, step, border)
+
+
+def _given(node: Node, names: Sequence[str], defaults: Sequence[Any]) -> list[Any]:
+    """By the names of torch's parameters; the last ones have defaults."""
+    known = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    known |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    return [known[name] for name in names]
+
+
+def _square(given: Any) -> int | None:
+    """3 of `3`, `(3,)` and `(3, 3)`."""
+    sides = set(given) if isinstance(given, (tuple, list)) else {given}
+    side = sides.pop() if len(sides) == 1 else None
+    return side if isinstance(side, int) and not isinstance(side, (bool, Tensor)) else None
+
+
+_CHANGES = {torch.conv2d: _convolution, functional.batch_norm: _norm, functional.max_pool2d: _pooling}

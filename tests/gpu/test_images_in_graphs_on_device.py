@@ -1,0 +1,130 @@
+"""Networks for images whose graphs are said otherwise before they are compiled: kernels beside torch's own, and the
+same training, in plain graphs and in CUDA graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import batch_norm, conv2d, max_pool2d
+
+from hotlap.catalogue import find
+from hotlap.measure.order import Order
+from hotlap.measure.parity import STEPS, judge
+from hotlap.parts import summed_norm
+from hotlap.parts.image_stem import convolve_blocks
+from hotlap.parts.window_maxima import pooled
+from hotlap.technique import Choice, Parity
+
+pytestmark = pytest.mark.gpu
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Block(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.three, self.four = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.beside = nn.Conv2d(inputs, outputs, 1, stride)
+
+    def forward(self, x):
+        return torch.relu(self.four(self.three(torch.relu(self.two(self.one(x))))) + self.beside(x))
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+stem = [nn.Conv2d(3, 32, 7, 2, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)]
+body = [Block(32, 32, 1), Block(32, 64, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+model = nn.Sequential(*stem, *body).to(device, memory_format=torch.channels_last)
+y = torch.randint(0, 10, (384,))
+x = 0.5 * torch.randn(384, 3, 64, 64) + torch.randn(10, 3, 8, 8)[y].repeat_interleave(8, 2).repeat_interleave(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+for epoch in range(3):
+    for images, labels in DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True):
+        optimizer.zero_grad()
+        images = images.to(device, memory_format=torch.channels_last)
+        with torch.autocast(device, torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(images), labels.to(device))
+        loss.backward()
+        optimizer.step()
+print("loss", loss.item())
+"""
+COUNTING = """
+from hotlap.parts import window_kernels
+calls, give_back = [], window_kernels.give_back
+window_kernels.give_back = lambda *given: (calls.append(1), give_back(*given))
+"""
+WINDOWS = [(3, 2, 1, 112, 112), (3, 2, 1, 33, 57), (3, 1, 1, 14, 14), (5, 3, 2, 31, 40), (3, 2, 0, 35, 35)]
+LASTING = {"memory_format": torch.channels_last}
+
+
+def images(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype).contiguous(**LASTING).requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("channels", [3, 64, 200])
+@pytest.mark.parametrize(("side", "stride", "padding", "high", "wide"), WINDOWS)
+def test_windows(side: int, stride: int, padding: int, high: int, wide: int, channels: int, dtype: torch.dtype) -> None:
+    x = images(4, channels, high, wide, dtype=dtype)
+    plain, ours = max_pool2d(x, side, stride, padding), pooled(x, side, stride, padding)
+    assert torch.equal(plain, ours) and ours.is_contiguous(**LASTING)
+    grad = torch.randn_like(plain)
+    (exact,) = torch.autograd.grad(max_pool2d(wide_x := x.double(), side, stride, padding), wide_x, grad.double())
+    (own,) = torch.autograd.grad(ours, x, grad)
+    tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 16 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(own.double(), exact, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_first_convolution_and_its_norm(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = images(16, 3, 224, 224, dtype=dtype), images(64, 3, 7, 7, dtype=dtype)
+    wide = weight.detach().double().requires_grad_()
+    exact = conv2d(x.detach().double(), wide, stride=2, padding=3)
+    plain, ours = conv2d(x, weight, stride=2, padding=3), convolve_blocks(x, weight, None, 2, 3)
+    apart = [float((one.double() - exact).norm()) for one in (plain, ours)]
+    assert ours.is_contiguous(**LASTING) and apart[1] <= 1.1 * apart[0]
+    grad = torch.randn_like(plain)
+    (right,) = torch.autograd.grad(exact, wide, grad.double())
+    theirs, own = (torch.autograd.grad(one, weight, grad)[0].double() for one in (plain, ours))
+    assert float((own - right).norm()) <= 1.1 * float((theirs - right).norm())
+    plain = plain.detach()
+    normed = summed_norm.batch_norm(plain, None, None, None, None, 0.1, 1e-5)
+    truth = batch_norm(plain.double(), None, None, training=True)
+    theirs = batch_norm(plain, None, None, training=True)
+    assert float((normed.double() - truth).norm()) <= 1.1 * float((theirs.double() - truth).norm())
+
+
+def chosen(mode: str) -> list[Choice]:
+    return [Choice(find("compiled-model"), {"mode": mode, "part": "model"})]
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_it_is_the_same_training(trials, tmp_path: Path, mode: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    store = trials.exchange(f"lean-{mode}")
+
+    def run(role, choices=()):
+        order = Order(name=str(script), cwd=str(tmp_path), steps=STEPS, parity=role, parity_folder=store,
+                      limit_seconds=400.0, kept_folder=trials.exchange("lean"),
+                      choices=[one.to_json() for one in choices])  # fmt: skip
+        trial = trials.run(order)
+        assert trial.parity is not None and trial.run.withdrawn == [], trial.log
+        return trial.parity
+
+    checks = judge(Parity.EQUIVALENT, run("reference"), run("candidate"), run("candidate", chosen(mode)))
+    assert [check for check in checks if not check.passed] == []
+
+
+def test_its_kernels_are_what_runs(tmp_path: Path, run_script) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(COUNTING + SCRIPT + "print('calls', len(calls))\n")
+    for choices, least, most in (([], 0, 0), (chosen("default"), 30, 36), (chosen("reduce-overhead"), 1, 36)):
+        trial = run_script(script, choices, limit_seconds=400.0)
+        assert trial.good and trial.run.withdrawn == [], trial.log
+        assert least <= int(trial.log.rpartition("calls ")[2].split()[0]) <= most, trial.log

@@ -1,0 +1,296 @@
+"""What networks for images do in graphs that dynamo traced, said otherwise: the same comes out, or it is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hotlap.parts.image_stem import convolve_blocks
+from hotlap.parts.images_in_graphs import lean_images
+from hotlap.parts.summed_norm import batch_norm
+from hotlap.parts.window_maxima import _maxima, pooled
+
+STEMS = [
+    (7, 2, 3, 32, 32),
+    (3, 2, 1, 17, 20),
+    (4, 4, 0, 16, 16),
+    (11, 4, 2, 35, 31),
+    (3, 2, 0, 9, 9),
+    (5, 3, 2, 20, 22),
+]
+WINDOWS = [(3, 2, 1, 8, 8), (3, 2, 1, 9, 7), (3, 1, 1, 5, 5), (3, 2, 0, 9, 9), (5, 3, 2, 11, 10), (2, 1, 0, 4, 6)]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def images(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    made = torch.randn(shape, dtype=torch.float64).to(dtype).contiguous(memory_format=torch.channels_last)
+    return made.requires_grad_()
+
+
+def check_gradients(plain: Tensor, ours: Tensor, given: list[Tensor]) -> None:
+    assert plain.shape == ours.shape and plain.dtype is ours.dtype
+    torch.testing.assert_close(ours, plain, equal_nan=True)
+    weights = torch.randn_like(plain)
+    theirs, own = (torch.autograd.grad(one, given, weights) for one in (plain, ours))
+    torch.testing.assert_close(own, theirs)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize(("side", "stride", "padding", "high", "wide"), STEMS)
+def test_blocks_of_pixels(channels: int, side: int, stride: int, padding: int, high: int, wide: int) -> None:
+    x, weight, bias = images(2, channels, high, wide), images(8, channels, side, side), torch.randn(8).double()
+    given = [x, weight, bias.requires_grad_()]
+    check_gradients(
+        F.conv2d(x, weight, bias, stride, padding), convolve_blocks(x, weight, bias, stride, padding), given
+    )
+
+
+@pytest.mark.parametrize("channels", [4, 5, 130])
+@pytest.mark.parametrize(("side", "stride", "padding", "high", "wide"), WINDOWS)
+def test_windows(side: int, stride: int, padding: int, high: int, wide: int, channels: int) -> None:
+    """Many levels are equal, some are not numbers, and some windows hold nothing but the lowest."""
+    levels = torch.randint(0, 5, (2, channels, high, wide)).double()
+    levels[0, 0, :4, :4], levels[1, 1, 2, 2] = float("-inf"), float("nan")
+    x = levels.contiguous(memory_format=torch.channels_last).requires_grad_()
+    ours = pooled(x, side, stride, padding)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    check_gradients(F.max_pool2d(x, side, stride, padding), ours, [x])
+
+
+def test_what_torch_asks_of_an_operation() -> None:
+    torch.library.opcheck(_maxima, (images(2, 4, 8, 8, dtype=torch.float32), 3, 2, 1))
+
+
+@pytest.mark.parametrize("has_statistics", [True, False])
+@pytest.mark.parametrize("is_affine", [True, False])
+def test_norms(is_affine: bool, has_statistics: bool) -> None:
+    x = (images(4, 6, 5, 5).detach() * 3 + 100).requires_grad_()  # far from zero
+    affine = [torch.rand(6).double().requires_grad_() for _ in range(2)] if is_affine else [None, None]
+    theirs = [torch.zeros(6).double(), torch.ones(6).double()] if has_statistics else [None, None]
+    ours = [one.clone() if one is not None else None for one in theirs]
+    plain = F.batch_norm(x, *theirs, *affine, True, 0.3, 1e-5)
+    check_gradients(plain, batch_norm(x, *ours, *affine, 0.3, 1e-5), [one for one in (x, *affine) if one is not None])
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shift", [0.0, 30.0, 1000.0])
+def test_norms_lose_nothing_that_pixels_had(shift: float, dtype: torch.dtype) -> None:
+    """Held against the same pixels in double: as near as torch's own, also where they lie far from zero."""
+    x = (images(8, 6, 16, 16).detach() + shift).to(dtype)
+    exact = F.batch_norm(x.double(), None, None, training=True)
+    apart = [
+        float((one.double() - exact).norm() / exact.norm())
+        for one in (F.batch_norm(x, None, None, training=True), batch_norm(x, None, None, None, None, 0.1, 1e-5))
+    ]
+    assert apart[1] <= 1.01 * apart[0]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 7, stride=2, padding=3)
+        self.norm, self.pool = nn.BatchNorm2d(16), nn.MaxPool2d(3, stride=2, padding=1)
+        self.body, self.second = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.norm(self.stem(x)), inplace=True))
+        x = F.relu(self.second(self.body(x)) + x)
+        return self.head(x.mean((2, 3)))
+
+
+def trained(net: nn.Module, call: Callable[..., Tensor], dtype: torch.dtype, steps: int = 3) -> list[Tensor]:
+    x = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(1)).to(memory_format=torch.channels_last)
+    for _ in range(steps):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            out = call(x.to(torch.float32 if dtype is torch.bfloat16 else dtype))
+        out.float().square().sum().backward()
+    found = {name: one.grad for name, one in net.named_parameters() if name != "stem.bias"}  # which is noise alone
+    return [*found.values(), *(one for one in net.buffers() if one.is_floating_point())]
+
+
+def nets(dtype: torch.dtype = torch.float32) -> list[nn.Module]:
+    made = []
+    for kind in (torch.float64, dtype, dtype):
+        torch.manual_seed(0)
+        made.append(Net().to(dtype=kind, memory_format=torch.channels_last).train())
+    return made
+
+
+def test_a_network_trains_as_near_to_the_truth() -> None:
+    """Under autocast, through the compiler: no farther from the network in double than torch's own way is."""
+    counts = []
+
+    def backend(graph: Any, given: Any) -> Any:
+        from torch import _inductor
+
+        counts.append(lean_images(graph, ("cpu",)))
+        return _inductor.compile(graph, given)
+
+    exact, plain, ours = nets()
+    truth = trained(exact, exact, torch.float64)
+    theirs = trained(plain, torch.compile(plain, dynamic=False), torch.bfloat16)
+    own = trained(ours, torch.compile(ours, backend=backend, dynamic=False), torch.bfloat16)
+    assert counts == [4]
+    for right, one, other in zip(truth, theirs, own, strict=True):
+        apart = [float((each.double() - right).norm()) for each in (one, other)]
+        assert apart[1] <= 1.5 * apart[0] + 1e-6 * float(right.norm())
+
+
+def test_batches_of_several_sizes() -> None:
+    """Which one graph serves, once dynamo has seen that they change."""
+    counts = []
+
+    def backend(graph: Any, given: Any) -> Any:
+        from torch import _inductor
+
+        counts.append(lean_images(graph, ("cpu",)))
+        return _inductor.compile(graph, given)
+
+    _, plain, ours = nets()
+    call = torch.compile(ours, backend=backend)
+    for size in (4, 3, 6, 5):
+        x = torch.randn(size, 3, 32, 32).to(memory_format=torch.channels_last)
+        with torch.autocast("cpu", torch.bfloat16):
+            outs = plain(x), call(x)
+        torch.testing.assert_close(outs[1], outs[0], rtol=0.05, atol=0.05)
+        outs[1].float().square().sum().backward()
+    assert counts == [4, 3]
+    torch.testing.assert_close(ours.norm.running_var, plain.norm.running_var, rtol=1e-3, atol=1e-5)
+
+
+def left(function: Callable[..., Any], *given: Tensor) -> int:
+    """How many changes were made, in a graph that then still runs."""
+    counts = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        counts.append(lean_images(graph, ("cpu",)))
+        return graph.forward
+
+    out = torch.compile(function, backend=backend, dynamic=False)(*given)
+    assert out.shape == function(*given).shape
+    return sum(counts)
+
+
+X, W = (2, 3, 16, 16), (8, 3, 3, 3)
+LOW = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [
+        (lambda x, w: F.conv2d(x, w, stride=2), 1),
+        (lambda x, w: F.conv2d(x, w, None, (2, 2), (1,)), 1),
+        (lambda x, w: F.conv2d(x, w, stride=[2, 2], padding=[1, 1]), 1),
+        (lambda x, w: F.conv2d(x, w), 0),  # does not stride
+        (lambda x, w: F.conv2d(x, w, stride=(2, 1)), 0),
+        (lambda x, w: F.conv2d(x, w, stride=2, padding=(1, 0)), 0),
+        (lambda x, w: F.conv2d(x, w, stride=2, dilation=2), 0),
+        (lambda x, w: F.conv2d(x, w, padding="same"), 0),
+        (lambda x, w: F.conv2d(x, w, stride=4), 0),  # leaves pixels out
+        (lambda x, w: F.conv2d(x, w[:, :1], stride=2, groups=1) if x.shape[1] == 1 else x, 0),
+        (lambda x, w: F.conv2d(x.float(), w.float(), stride=2), 0),
+        (lambda x, w: F.conv2d(x.contiguous(), w.contiguous(), stride=2), 0),
+        (lambda x, w: F.conv2d(x.repeat(1, 2, 1, 1), w.repeat(1, 2, 1, 1), stride=2), 0),  # more channels
+    ],
+)
+def test_convolutions_that_are_meant(how: Callable[..., Any], count: int) -> None:
+    assert left(how, images(*X, dtype=LOW), images(*W, dtype=LOW)) == count
+
+
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [
+        (lambda x: F.max_pool2d(x, 3, 2, 1), 1),
+        (lambda x: F.max_pool2d(x, (3, 3), (2, 2), (1, 1)), 1),
+        (lambda x: F.max_pool2d(input=x, kernel_size=3, stride=1), 1),
+        (lambda x: F.max_pool2d(x.float(), 3, 2), 1),
+        (lambda x: F.max_pool2d(x, 2), 0),  # windows that do not overlap
+        (lambda x: F.max_pool2d(x, 3), 0),
+        (lambda x: F.max_pool2d(x, (3, 2), 1), 0),
+        (lambda x: F.max_pool2d(x, 3, 2, dilation=2), 0),
+        (lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True), 0),
+        (lambda x: F.max_pool2d(x, 3, 2, return_indices=True)[0], 0),
+        (lambda x: F.max_pool2d(x.contiguous(), 3, 2), 0),
+        (lambda x: F.max_pool2d(x.double(), 3, 2), 0),
+        (lambda x: F.max_pool2d(x.detach(), 3, 2), 0),  # nobody goes back
+        (lambda x: F.max_pool2d(x[0], 3, 2), 0),
+        (lambda x: F.max_pool2d(x, 13, 1), 0),
+    ],
+)
+def test_windows_that_are_meant(how: Callable[..., Any], count: int) -> None:
+    assert left(how, images(2, 4, 16, 16, dtype=LOW)) == count
+
+
+def norm(**options: Any) -> nn.Module:
+    return nn.BatchNorm2d(4, **options)
+
+
+@pytest.mark.parametrize(
+    ("made", "count"),
+    [
+        (norm, 1),
+        (lambda: norm(affine=False), 1),
+        (lambda: norm(track_running_stats=False), 1),
+        (lambda: norm().eval(), 0),
+        (lambda: norm(momentum=None), 0),
+        (lambda: norm().to(LOW), 0),
+        (lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), norm()), 0),  # one pixel is no image
+        (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4 * 256)), 0),
+        (lambda: nn.InstanceNorm2d(4), 0),
+    ],
+)
+def test_norms_that_are_meant(made: Callable[[], nn.Module], count: int) -> None:
+    module = made()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    x = images(8, 4, 16, 16, dtype=LOW)
+    assert left(module, x) == count
+    if count and before:
+        changed = [name for name, value in module.state_dict().items() if not torch.equal(value, before[name])]
+        assert [name for name in changed if "running" in name] == [name for name in before if "running" in name]
+
+
+def test_sizes_that_change_are_left_alone() -> None:
+    counts = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        counts.append(lean_images(graph, ("cpu",)))
+        return graph.forward
+
+    call = torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1), backend=backend, dynamic=True)
+    for size in (16, 18):
+        call(images(2, 4, size, size, dtype=LOW))
+    assert counts == [0]
+    torch._dynamo.reset()
+    counts.clear()
+    call = torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1), backend=backend)
+    for batch in (4, 3, 5):  # only how many there are
+        call(images(batch, 4, 16, 16, dtype=LOW)).sum().backward()
+    assert counts == [1, 1]
+
+
+def test_other_devices_are_left_alone() -> None:
+    counts = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        counts.append(lean_images(graph))
+        return graph.forward
+
+    net = nets()[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.compile(net, backend=backend)(images(2, 3, 32, 32, dtype=torch.float32))
+    assert counts == [0]
