@@ -4,11 +4,11 @@
 
 Every technique for computing, updates and waits that says it can help here is asked, not named, and tried with its
 first setting, or with the next where that stands aside. What gained, and what that makes worth more, goes together in
-the order of gains; then each of these is left out. First every arm has one trial, then all of them in turns, in an
-order drawn anew, with the script as it is before every fourth. A factor is taken against the script's trials before and
-after; its interval is over processes. With --minutes no trial outlives the limit, and the record says what was left
-out; --resume adds to a record of the same machine. Writes bench/results/computing/COURSE-MACHINE.json after every
-trial."""
+the order of gains; then each of these is left out. First every technique has two trials by itself, then all arms have
+theirs in turns, in an order drawn anew, with the script as it is before every fourth. A factor is taken against the
+script's trials before and after; its interval is over processes. With --minutes no trial outlives the limit, and the
+record says what was left out; --resume adds to a record of the same machine. Writes
+bench/results/computing/COURSE-MACHINE.json after every trial."""
 
 from __future__ import annotations
 
@@ -207,6 +207,7 @@ def run_course(work: Work, techniques: Sequence[Technique], path: str, repeats: 
     for first, *others in found:
         arm = course.arms[alone_name([first])]
         work.take_others(arm, [one for one in others if str(one) not in (str(arm.plan[0]), *course.skipped)])
+    work.take(course.alone, min(repeats, 2))  # what goes together is not chosen by one trial of each
     if not course.combined:
         by_arm = gains(course.sessions)
         single = [(arm.plan[0], math.exp(by_arm[arm.name][0])) for arm in course.alone if arm.name in by_arm]
