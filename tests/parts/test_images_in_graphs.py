@@ -283,6 +283,16 @@ def test_sizes_that_change_are_left_alone() -> None:
     assert counts == [1, 1]
 
 
+def test_what_torch_refuses_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*given: Any) -> Tensor:
+        raise RuntimeError("sizes do not match")
+
+    monkeypatch.setattr("hotlap.parts.images_in_graphs.convolve_blocks", refuses)
+    monkeypatch.setattr("hotlap.parts.images_in_graphs.pooled", lambda x, *given: x)  # of another size
+    assert left(lambda x, w: F.conv2d(x, w, stride=2), images(*X, dtype=LOW), images(*W, dtype=LOW)) == 0
+    assert left(lambda x: F.max_pool2d(x, 3, 2, 1), images(2, 4, 16, 16, dtype=LOW)) == 0
+
+
 def test_other_devices_are_left_alone() -> None:
     counts = []
 

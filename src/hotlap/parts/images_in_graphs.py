@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
@@ -41,11 +40,12 @@ def lean_images(graph_module: GraphModule, devices: Sequence[str] = ("cuda",)) -
 
 def _changed(node: Node, change: Any) -> bool:
     writer, plain = Writer(node), value(node)
-    made = change(writer, node)
-    if made is None:
-        return False
+    try:
+        made = change(writer, node)
+    except Exception:  # torch's own, about sizes and types: it is a change that nobody needs
+        made = None
     ours = value(made)
-    if ours.dtype is not plain.dtype or not is_same(ours.shape, plain.shape):
+    if ours is None or ours.dtype is not plain.dtype or not is_same(ours.shape, plain.shape):
         writer.erase()
         return False
     node.replace_all_uses_with(made)
@@ -118,7 +118,7 @@ def _square(given: Any) -> int | None:
     """3 of `3`, `(3,)` and `(3, 3)`."""
     sides = set(given) if isinstance(given, (tuple, list)) else {given}
     side = sides.pop() if len(sides) == 1 else None
-    return side if isinstance(side, int) and not isinstance(side, (bool, Tensor)) else None
+    return side if isinstance(side, int) and not isinstance(side, bool) else None
 
 
 _CHANGES = {torch.conv2d: _convolution, functional.batch_norm: _norm, functional.max_pool2d: _pooling}
