@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotlap.catalogue import find
-from hotlap.measure.order import Order
-from hotlap.measure.parity import STEPS, judge
-from hotlap.technique import Choice, Parity
+from hotlap.technique import Choice
 
 pytestmark = pytest.mark.gpu
 
@@ -81,19 +79,8 @@ def test_it_is_compiled_once_and_what_is_kept_stays(run_script, script: Path, ch
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_it_is_the_same_training(trials, script: Path, choice: Choice) -> None:
-    store = trials.exchange(f"compiled-{choice}".replace(" ", ""))
-
-    def run(role, choices=()):
-        order = Order(name=str(script), cwd=str(script.parent), steps=STEPS, parity=role, parity_folder=store,
-                      limit_seconds=400.0, kept_folder=trials.exchange("compiled"),
-                      choices=[one.to_json() for one in choices])  # fmt: skip
-        trial = trials.run(order)
-        assert trial.parity is not None, trial.log
-        return trial.parity
-
-    checks = judge(Parity.EQUIVALENT, run("reference"), run("candidate"), run("candidate", [choice]))
-    assert [check for check in checks if not check.passed] == []
+def test_it_is_the_same_training(check_same, script: Path, choice: Choice) -> None:
+    check_same(script, [choice])
 
 
 def test_settings_on_a_device(run_script, script: Path) -> None:

@@ -8,9 +8,7 @@ import planted
 import pytest
 
 from hotlap.catalogue import find
-from hotlap.measure.order import Order
-from hotlap.measure.parity import STEPS, judge
-from hotlap.technique import Choice, Parity
+from hotlap.technique import Choice
 
 pytestmark = pytest.mark.gpu
 
@@ -74,21 +72,11 @@ def test_each_technique_is_seen_when_applied(run_script, script: Path, choice: C
 
 
 @pytest.fixture(scope="module")
-def judged(trials, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cuda")
-    path = folder / "train.py"
+def judged(held_against, tmp_path_factory):
+    path = tmp_path_factory.mktemp("cuda") / "train.py"
     path.write_text(SCRIPT)
-    store = trials.exchange("cuda-parity")
-
-    def run(role, choices=()):
-        order = Order(name=str(path), cwd=str(folder), steps=STEPS, parity=role, parity_folder=store,
-                      choices=[choice.to_json() for choice in choices])  # fmt: skip
-        trial = trials.run(order)
-        assert trial.parity is not None, trial.log
-        return trial.parity
-
-    reference, repeat = run("reference"), run("candidate")
-    return lambda choice: judge(Parity.EQUIVALENT, reference, repeat, run("candidate", [choice]))
+    held = held_against(path)
+    return lambda choice: held([choice])
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from hotlap.catalogue import find
-from hotlap.measure.order import Order
-from hotlap.measure.parity import STEPS, judge
 from hotlap.parts.cuda_copier import CudaCopier, pinned
 from hotlap.parts.drawing_ahead import Prefetched
 from hotlap.parts.early_copies import copy_early
@@ -264,16 +262,5 @@ def test_beside_a_compiled_model_with_graphs(run_script, script: Path) -> None:
 
 
 @pytest.mark.parametrize("choices", SAME_BITS.values(), ids=SAME_BITS)
-def test_forced_steps_agree(trials, script: Path, choices: list[Choice]) -> None:
-    store = trials.exchange("prefetch-parity")
-
-    def evidence(role: str, chosen=()):
-        order = Order(name=str(script), cwd=str(script.parent), steps=STEPS, parity=role, parity_folder=store,
-                      choices=[choice.to_json() for choice in chosen])  # fmt: skip
-        trial = trials.run(order)
-        assert trial.parity is not None, trial.log
-        return trial.parity
-
-    reference, repeat = evidence("reference"), evidence("candidate")
-    checks = judge(Parity.IDENTICAL, reference, repeat, evidence("candidate", choices))
-    assert [check for check in checks if not check.passed] == []
+def test_forced_steps_agree(check_same, script: Path, choices: list[Choice]) -> None:
+    check_same(script, choices, Parity.IDENTICAL)

@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from hotlap.catalogue import find
-from hotlap.measure.order import Order
-from hotlap.measure.parity import STEPS, judge
 from hotlap.parts.eight_bit_products import CAPABILITY, convert, restore
-from hotlap.technique import Choice, Parity
+from hotlap.technique import Choice
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,19 +45,12 @@ def test_it_is_nearly_the_same(dtype: torch.dtype, compiled: bool) -> None:
         assert 0.97 < (one.float().norm() / other.float().norm()).item() < 1.03
 
 
-def test_it_is_seen_and_says_its_parity(run_script, trials) -> None:
+def test_it_is_seen_and_says_its_parity(run_script, held_against) -> None:
     choice = Choice(find("fp8-linear"), {})
     trial = run_script(BEFORE, [choice])
     assert trial.good and trial.run.withdrawn == [], trial.log
     assert choice.technique.seen(trial.run) is True
-    store = trials.exchange("fp8")
-
-    def run(role, choices=()):
-        order = Order(name=str(BEFORE), cwd=str(BEFORE.parent), steps=STEPS, parity=role, parity_folder=store,
-                      choices=[one.to_json() for one in choices])  # fmt: skip
-        return trials.run(order).parity
-
-    checks = judge(Parity.EQUIVALENT, run("reference"), run("candidate"), run("candidate", [choice]))
+    checks = held_against(BEFORE)([choice])
     for check in checks:  # passing or not is a result here, not a promise: a plan that fails drops it
         print(check)
     assert checks

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from hotlap.catalogue import find
-from hotlap.measure.order import Order
-from hotlap.measure.parity import STEPS, judge
-from hotlap.technique import Choice, Parity
+from hotlap.technique import Choice
 
 pytestmark = pytest.mark.gpu
 
@@ -74,19 +72,8 @@ def script(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("choices", [[FUSED], [FUSED, COMPILED]], ids=["as written", "compiled"])
-def test_it_is_the_same_training(trials, script: Path, choices: list[Choice], request: pytest.FixtureRequest) -> None:
-    store = trials.exchange(f"fused-{request.node.callspec.id}".replace(" ", ""))
-
-    def run(role, choices=()):
-        order = Order(name=str(script), cwd=str(script.parent), steps=STEPS, parity=role, parity_folder=store,
-                      limit_seconds=400.0, kept_folder=trials.exchange("fused"),
-                      choices=[one.to_json() for one in choices])  # fmt: skip
-        trial = trials.run(order)
-        assert trial.parity is not None and trial.run.withdrawn == [], trial.log
-        return trial.parity
-
-    checks = judge(Parity.EQUIVALENT, run("reference"), run("candidate"), run("candidate", choices))
-    assert [check for check in checks if not check.passed] == []
+def test_it_is_the_same_training(check_same, script: Path, choices: list[Choice]) -> None:
+    check_same(script, choices)
 
 
 def test_with_dropout_the_weights_stay_finite(run_script, script: Path) -> None:

@@ -10,12 +10,10 @@ import torch
 from torch.nn.functional import batch_norm, conv2d, max_pool2d
 
 from hotlap.catalogue import find
-from hotlap.measure.order import Order
-from hotlap.measure.parity import STEPS, judge
 from hotlap.parts import summed_norm
 from hotlap.parts.image_stem import convolve_blocks
 from hotlap.parts.window_maxima import pooled
-from hotlap.technique import Choice, Parity
+from hotlap.technique import Choice
 
 pytestmark = pytest.mark.gpu
 
@@ -104,21 +102,10 @@ def chosen(mode: str) -> list[Choice]:
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_it_is_the_same_training(trials, tmp_path: Path, mode: str) -> None:
+def test_it_is_the_same_training(check_same, tmp_path: Path, mode: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    store = trials.exchange(f"lean-{mode}")
-
-    def run(role, choices=()):
-        order = Order(name=str(script), cwd=str(tmp_path), steps=STEPS, parity=role, parity_folder=store,
-                      limit_seconds=400.0, kept_folder=trials.exchange("lean"),
-                      choices=[one.to_json() for one in choices])  # fmt: skip
-        trial = trials.run(order)
-        assert trial.parity is not None and trial.run.withdrawn == [], trial.log
-        return trial.parity
-
-    checks = judge(Parity.EQUIVALENT, run("reference"), run("candidate"), run("candidate", chosen(mode)))
-    assert [check for check in checks if not check.passed] == []
+    check_same(script, chosen(mode))
 
 
 def test_its_kernels_are_what_runs(tmp_path: Path, run_script) -> None:
