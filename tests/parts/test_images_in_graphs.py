@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,21 @@ STEMS = [
     (5, 3, 2, 20, 22),
 ]
 WINDOWS = [(3, 2, 1, 8, 8), (3, 2, 1, 9, 7), (3, 1, 1, 5, 5), (3, 2, 0, 9, 9), (5, 3, 2, 11, 10), (2, 1, 0, 4, 6)]
+
+
+ON_A_CPU = functools.partial(lean_images, devices=("cpu",))
+
+
+class Backend:
+    """For dynamo: changes graphs, as the compiler's would be on a GPU, and counts."""
+
+    def __init__(self, change: Callable[[Any], int] = ON_A_CPU, is_compiler: bool = False) -> None:
+        self.counts: list[int] = []
+        self._change, self._is_compiler = change, is_compiler
+
+    def __call__(self, graph: Any, given: Any) -> Any:
+        self.counts.append(self._change(graph))
+        return torch._inductor.compile(graph, given) if self._is_compiler else graph.forward
 
 
 @pytest.fixture(autouse=True)
@@ -133,19 +149,12 @@ def nets(dtype: torch.dtype = torch.float32) -> list[nn.Module]:
 
 def test_a_network_trains_as_near_to_the_truth() -> None:
     """Under autocast, through the compiler: no farther from the network in double than torch's own way is."""
-    counts = []
-
-    def backend(graph: Any, given: Any) -> Any:
-        from torch import _inductor
-
-        counts.append(lean_images(graph, ("cpu",)))
-        return _inductor.compile(graph, given)
-
+    backend = Backend(is_compiler=True)
     exact, plain, ours = nets()
     truth = trained(exact, exact, torch.float64)
     theirs = trained(plain, torch.compile(plain, dynamic=False), torch.bfloat16)
     own = trained(ours, torch.compile(ours, backend=backend, dynamic=False), torch.bfloat16)
-    assert counts == [4]
+    assert backend.counts == [4]
     for right, one, other in zip(truth, theirs, own, strict=True):
         apart = [float((each.double() - right).norm()) for each in (one, other)]
         assert apart[1] <= 1.5 * apart[0] + 1e-6 * float(right.norm())
@@ -153,14 +162,7 @@ def test_a_network_trains_as_near_to_the_truth() -> None:
 
 def test_batches_of_several_sizes() -> None:
     """Which one graph serves, once dynamo has seen that they change."""
-    counts = []
-
-    def backend(graph: Any, given: Any) -> Any:
-        from torch import _inductor
-
-        counts.append(lean_images(graph, ("cpu",)))
-        return _inductor.compile(graph, given)
-
+    backend = Backend(is_compiler=True)
     _, plain, ours = nets()
     call = torch.compile(ours, backend=backend)
     for size in (4, 3, 6, 5):
@@ -169,21 +171,16 @@ def test_batches_of_several_sizes() -> None:
             outs = plain(x), call(x)
         torch.testing.assert_close(outs[1], outs[0], rtol=0.05, atol=0.05)
         outs[1].float().square().sum().backward()
-    assert counts == [4, 3]
+    assert backend.counts == [4, 3]
     torch.testing.assert_close(ours.norm.running_var, plain.norm.running_var, rtol=1e-3, atol=1e-5)
 
 
 def left(function: Callable[..., Any], *given: Tensor) -> int:
     """How many changes were made, in a graph that then still runs."""
-    counts = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        counts.append(lean_images(graph, ("cpu",)))
-        return graph.forward
-
+    backend = Backend()
     out = torch.compile(function, backend=backend, dynamic=False)(*given)
     assert out.shape == function(*given).shape
-    return sum(counts)
+    return sum(backend.counts)
 
 
 X, W = (2, 3, 16, 16), (8, 3, 3, 3)
@@ -265,22 +262,17 @@ def test_norms_that_are_meant(made: Callable[[], nn.Module], count: int) -> None
 
 
 def test_sizes_that_change_are_left_alone() -> None:
-    counts = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        counts.append(lean_images(graph, ("cpu",)))
-        return graph.forward
-
+    backend = Backend()
     call = torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1), backend=backend, dynamic=True)
     for size in (16, 18):
         call(images(2, 4, size, size, dtype=LOW))
-    assert counts == [0]
+    assert backend.counts == [0]
     torch._dynamo.reset()
-    counts.clear()
+    backend.counts.clear()
     call = torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1), backend=backend)
     for batch in (4, 3, 5):  # only how many there are
         call(images(batch, 4, 16, 16, dtype=LOW)).sum().backward()
-    assert counts == [1, 1]
+    assert backend.counts == [1, 1]
 
 
 def test_what_torch_refuses_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,13 +286,8 @@ def test_what_torch_refuses_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_other_devices_are_left_alone() -> None:
-    counts = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        counts.append(lean_images(graph))
-        return graph.forward
-
+    backend = Backend(lean_images)
     net = nets()[1]
     with torch.autocast("cpu", torch.bfloat16):
         torch.compile(net, backend=backend)(images(2, 3, 32, 32, dtype=torch.float32))
-    assert counts == [0]
+    assert backend.counts == [0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hotlap.source.bodies import method, receiver
+from hotlap.source.device_values import RANDOM
 from hotlap.source.edits import Edit, insert_argument
 from hotlap.source.gates import SOMETIMES
 from hotlap.source.loops import Function, loops_around, makes_gradients
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from hotlap.source.module import Fix, Site, Source
 
 FILLED = tuple(f"torch.{name}" for name in ("empty", "zeros", "ones", "full", "eye", "arange", "tensor"))
-RANDOM = tuple(f"torch.{name}" for name in ("rand", "randn", "randint", "randperm"))
 LISTED = "torch.tensor"  # its values come from the host, wherever it is made
 SIZED = tuple(f"torch.{name}Tensor" for name in ("", "Float", "Double", "Half", "Long", "Int", "Bool", "Byte"))
 # What would change its meaning on the device, or has chosen already.

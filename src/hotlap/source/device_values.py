@@ -14,6 +14,7 @@ from hotlap.source.transfers import is_device_move
 if TYPE_CHECKING:
     from hotlap.source.module import Source
 
+RANDOM = tuple(f"torch.{name}" for name in ("rand", "randn", "randint", "randperm"))
 READS = ("item", "tolist", "cpu", "numpy")  # methods that bring a tensor's values to the host
 _ON_HOST = {*READS, "size", "numel", "shape", "dim", "ndim", "dtype", "device", "data_ptr"}
 _OF_TENSORS = {"argmax", "argmin", "detach", "mean", "norm", "sigmoid", "softmax", "sum"}  # a model's output is one
@@ -103,3 +104,10 @@ def _stored(statement: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> 
     """The names in the targets of a statement: also those that only an element or an attribute of is set."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+
+
+def draws_on_the_host(source: Source, call: ast.Call) -> bool:
+    """`torch.randn(2)`, unless it is told of a device, or the whole script is."""
+    if source.name_of(call.func) not in RANDOM or any(one.arg in ("device", None) for one in call.keywords):
+        return False
+    return not source.mentions("set_default_device", "set_default_tensor_type")

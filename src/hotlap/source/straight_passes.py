@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hotlap.source.bodies import body_of, constant, method, own_nodes
-from hotlap.source.device_values import READS
+from hotlap.source.device_values import READS, draws_on_the_host
 from hotlap.source.edits import can_wrap
 from hotlap.source.going_back import backwards, bare, goes_back_again
 from hotlap.source.loops import Function, Loop
@@ -39,7 +39,6 @@ _CALLED = {"print", "input", "open", "next", "iter", "float", "int", "bool", "su
 _TELLING = {*READS, "nonzero", "append", "extend", "update", "pop", "setdefault", "write", "log", "info", "debug"}
 _TELLING |= {"step", "synchronize", "add_scalar", "save", "register_hook", "__setattr__"}
 _ON_THE_HOST = ("numpy.random.", "random.", "time.")
-_DRAWING = {"torch.rand", "torch.randn", "torch.randint", "torch.randperm"}  # on the host, unless told otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,10 +282,8 @@ def _tells(source: Source, call: ast.Call) -> bool:
         return False  # float("-inf")
     if method(call) == "log" and (name.startswith("torch.") or not call.args):
         return False  # a logarithm
-    if name.startswith(_ON_THE_HOST) or name in LATE:
+    if name.startswith(_ON_THE_HOST) or name in LATE or draws_on_the_host(source, call):
         return True
-    if name in _DRAWING and not any(one.arg in ("device", None) for one in call.keywords):
-        return not source.mentions("set_default_device", "set_default_tensor_type")
     return name in _CALLED or (method(call) or name.rpartition(".")[2]) in _TELLING
 
 
