@@ -364,6 +364,9 @@ def test_what_is_tried() -> None:
     assert tried(run()) == whole
     assert tried(run(blocks=12)) == [*whole[:2], "default block", whole[2]]
     assert tried(run(other=3.0)) == whole[:2], "the longest search only where it can matter"
+    assert tried(run(other=198.0)) == whole[:2], "a replay is over for the host long before it is for the device"
+    on_cpu = consider(find("compiled-model"), run("cpu", other=198.0))
+    assert isinstance(on_cpu, Skipped) and on_cpu.is_small
     technique = find("compiled-model")
     started = [technique.starts_after(setting) for setting in (BLOCK, WHOLE, GRAPHS, {"mode": "max-autotune"})]
     assert started == sorted(started) and started[0] < started[1] < started[3]

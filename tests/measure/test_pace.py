@@ -72,6 +72,15 @@ def test_what_is_paid_once_does_not_end_a_trial() -> None:
     assert ended == 1 + 3 + 36, "after three times 0.1 s, 36 steps of 0.02 s make it more than 1.01"
 
 
+def test_workers_that_deliver_by_turns_are_not_paid_once() -> None:
+    """Eight batches come at once, and then none for a while: that is how it trains."""
+    trained = Trained()
+    for _ in range(25):
+        for seconds in (1.0, *[0.005] * 7):
+            trained.add(seconds)
+    assert 25.875 - 8.0 < trained.seconds < 25.875
+
+
 def test_a_step_that_becomes_slower_for_good_counts_in_full() -> None:
     trained = Trained()
     for seconds in [*[0.01] * 40, *[1.0] * 100]:

@@ -62,7 +62,7 @@ class AlignedShapes(Technique):
             where = "" if run.device == "cuda" else ", which matters on a GPU"
             return CannotHelp(f"not multiples of {_PIECE}{where}: {odd}; choose them in the script")
         aside = next((root.stands_aside for root in roots if root.stands_aside), None)
-        most = run.share("forward", "backward")
+        most = run.computing
         return CannotHelp(aside) if aside else [Try({"multiple": multiple}, most) for multiple in (64, _PIECE)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:

@@ -82,7 +82,7 @@ class ChannelsLast(Technique):
         if not able:
             return CannotHelp("no model here has 2-D convolutions")
         aside = next((root.stands_aside for root in able if root.stands_aside), None)
-        return CannotHelp(aside) if aside else [Try({}, run.share("forward", "backward"))]
+        return CannotHelp(aside) if aside else [Try({}, run.computing)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PLAIN, GRAPHS, LONGEST = "default", "reduce-overhead", "max-autotune"
 WHOLE, BLOCK = "model", "block"
-_LARGER = 0.5  # part of the step that forward and backward must be for the longest search
+_LARGER = 0.5  # part of the step that forward and backward must be, as the host sees them, for the longest search
 _BLOCK_SECONDS, _LONGEST_SECONDS = 15.0, 180.0  # to get going
 
 
@@ -90,7 +90,7 @@ class CompiledModel(Technique):
             return CannotHelp("an optimizer that calls the model itself (a closure) is not compiled")
         if any(optimizer.sparse for optimizer in run.optimizers):
             return CannotHelp("sparse gradients are not made by compiled code")
-        most = run.share("forward", "backward")
+        most = run.computing
         found = [(PLAIN, WHOLE)]
         if run.device == "cuda":
             found.insert(0, (GRAPHS, WHOLE))
@@ -98,7 +98,7 @@ class CompiledModel(Technique):
             return CannotHelp("compiling for the CPU needs a C++ compiler: install g++ or clang")
         if any(root.blocks and not root.devices for root in run.roots):
             found.append((PLAIN, BLOCK))
-        if run.device == "cuda" and most > _LARGER:
+        if run.device == "cuda" and run.share("forward", "backward") > _LARGER:
             found.append((LONGEST, WHOLE))
         return [Try({"mode": mode, "part": part}, most) for mode, part in found]
 

@@ -51,7 +51,7 @@ class CudnnBenchmark(Technique):
             return CannotHelp("no model here has convolutions")
         if run.deterministic:
             return CannotHelp("the script asks for deterministic algorithms")
-        return [Try({}, run.share("forward", "backward"))]
+        return [Try({}, run.computing)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch

@@ -71,7 +71,7 @@ class Fp8Linear(Technique):
             return CannotHelp(f"8-bit products need a chip like Ada, Hopper or newer (capability 8.9; here {have})")
         if not any(root.wide_linears for root in run.roots):
             return CannotHelp(f"no linear layer between the first and the last has {WIDE} inputs and outputs or more")
-        return [Try({}, run.share("forward", "backward"))]
+        return [Try({}, run.computing)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         from hotlap.parts.eight_bit_products import convert, restore, suitable

@@ -82,7 +82,7 @@ class FusedAttention(Technique):
             return CannotHelp(refused)
         if any(optimizer.closure for optimizer in run.optimizers):
             return CannotHelp("an optimizer that calls the model itself (a closure) has no steps of its own")
-        return [Try({}, run.share("forward", "backward"))]
+        return [Try({}, run.computing)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         from hotlap.observe.compiled_calls import compile_roots

@@ -106,7 +106,7 @@ class MixedPrecision(Technique):
             return CannotHelp("this chip has float16 only, whose check for overflow would come before a closure's pass")
         else:
             dtype = "float16"
-        return [Try({"dtype": dtype}, run.share("forward", "backward"))]
+        return [Try({"dtype": dtype}, run.computing)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch

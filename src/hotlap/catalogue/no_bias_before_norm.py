@@ -91,7 +91,7 @@ class NoBiasBeforeNorm(Technique):
             name = other.rpartition(".")[2]
             return CannotHelp(f"{name} makes full steps of the rounding in such a bias, which evaluations would miss")
         aside = next((root.stands_aside for root in biased if root.stands_aside), None)
-        return CannotHelp(aside) if aside else [Try({}, _LARGEST_PART * run.share("forward", "backward"))]
+        return CannotHelp(aside) if aside else [Try({}, _LARGEST_PART * run.computing)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch

@@ -55,7 +55,7 @@ class Tf32Matmul(Technique):
             return CannotHelp("no model with trainable parameters was called")
         if all(root.autocast or root.parameter_dtypes != ("float32",) for root in run.roots):
             return CannotHelp("the model's matrix products are not in float32")
-        return [Try({}, run.share("forward", "backward"))]
+        return [Try({}, run.computing)]
 
     def apply(self, patch: Patch, setting: Setting) -> None:
         import torch

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import heapq
 import statistics
 from collections import deque
 
 _ONE_OFF = 5.0  # times the usual step: compiling, kernels being chosen, a cache being filled
 _USUAL = 32  # steps back that tell what is usual
+_ONCE = 8  # steps that may be such: where there are more, as where workers deliver by turns, that is how it trains
 
 
 class Trained:
     """Adds up steps. What is paid once counts for no more than a few usual ones, whether it comes first or later."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._whole = 0.0
         self._recent: deque[float] = deque(maxlen=_USUAL)
-        self._earlier = self._most = 0.0
+        self._longest: list[float] = []
 
     def add(self, seconds: float) -> None:
-        if len(self._recent) == _USUAL:
-            self._earlier += min(self._recent[0], self._most)
+        self._whole += seconds
         self._recent.append(seconds)
-        self._most = _ONE_OFF * statistics.median_low(self._recent)
-        self.seconds = self._earlier + sum(min(one, self._most) for one in self._recent)
+        self._longest = heapq.nlargest(_ONCE, [*self._longest, seconds])
+
+    @property
+    def seconds(self) -> float:
+        most = _ONE_OFF * statistics.median_low(self._recent) if self._recent else 0.0
+        return self._whole - sum(max(0.0, one - most) for one in self._longest)

@@ -199,6 +199,12 @@ class Run:
         return sum(self.shares[name] for name in names)
 
     @property
+    def computing(self) -> float:
+        """The part of a step that forward and backward take at most. A device is only told of them: it may work on
+        them while the host reads, or does something of its own, and a replay is over for the host before it began."""
+        return self.share("forward", "backward", *(() if self.device == "cpu" else ("sync", "other")))
+
+    @property
     def shares(self) -> dict[str, float]:
         first = self.warmup_steps if self.warmup_steps >= 0 else len(self.step_parts) // 10
         return shares(self.step_parts[first:])
