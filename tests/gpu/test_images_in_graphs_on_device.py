@@ -3,7 +3,9 @@ same training, in plain graphs and in CUDA graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +97,63 @@ def test_a_first_convolution_and_its_norm(dtype: torch.dtype) -> None:
     truth = batch_norm(plain.double(), None, None, training=True)
     theirs = batch_norm(plain, None, None, training=True)
     assert float((normed.double() - truth).norm()) <= 1.1 * float((theirs.double() - truth).norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("is_rectified", [True, False])
+@pytest.mark.parametrize(("channels", "side"), [(3, 56), (64, 56), (200, 7), (2048, 7)])
+def test_a_norm_and_its_gradients(channels: int, side: int, is_rectified: bool, dtype: torch.dtype) -> None:
+    """As near to the truth as torch's own; what comes back is a part of something larger, as it is before `cat`."""
+    torch.manual_seed(0)
+    x, affine = images(16, channels, side, side, dtype=dtype), torch.rand(2, channels, device="cuda") + 0.5
+    grad = torch.randn(16, 2 * channels, side, side, device="cuda").to(dtype).contiguous(**LASTING)[:, channels:]
+
+    def gradients(norm: Callable[..., torch.Tensor], *given: torch.Tensor) -> list[torch.Tensor]:
+        given = tuple(one.detach().clone().requires_grad_() for one in given)
+        out = norm(*given)
+        return [out, *torch.autograd.grad(out, given, grad.to(out.dtype))]
+
+    def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        out = batch_norm(x, None, None, weight, bias, training=True)
+        return out.relu() if is_rectified else out
+
+    def ours(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return summed_norm.batch_norm(x, None, None, weight, bias, 0.1, 1e-5, is_rectified=is_rectified)
+
+    right = gradients(plain, x.double(), *affine.double())
+    check_as_near(gradients(plain, x, *affine), gradients(ours, x, *affine), right)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize(("channels", "side"), [(64, 56), (200, 7), (2048, 7)])
+def test_a_norm_with_something_added(channels: int, side: int, readers: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, added = (images(16, channels, side, side, dtype=dtype) for _ in range(2))
+    affine = torch.rand(2, channels, device="cuda") + 0.5
+    weights = [torch.randn(x.shape, device="cuda").to(dtype).contiguous(**LASTING) for _ in range(readers)]
+
+    def gradients(norm: Callable[..., Any], *given: torch.Tensor) -> list[torch.Tensor]:
+        given = tuple(one.detach().clone().requires_grad_() for one in given)
+        outs = norm(*given)
+        return [outs[0], *torch.autograd.grad(outs[:readers], given, [one.to(outs[0].dtype) for one in weights])]
+
+    def plain(x: torch.Tensor, added: torch.Tensor, *affine: torch.Tensor) -> Any:
+        out = (batch_norm(x, None, None, *affine, training=True) + added).relu()
+        return out, out.view_as(out)
+
+    def ours(x: torch.Tensor, added: torch.Tensor, *affine: torch.Tensor) -> Any:
+        return summed_norm.joined_batch_norm(x, added, None, None, *affine, 0.1, 1e-5)
+
+    right = gradients(plain, x.double(), added.double(), *affine.double())
+    check_as_near(gradients(plain, x, added, *affine), gradients(ours, x, added, *affine), right)
+
+
+def check_as_near(theirs: list[torch.Tensor], own: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    for one, other, exact in zip(theirs, own, right, strict=True):
+        assert one.dtype is other.dtype and one.shape == other.shape
+        apart = [float((each.detach().double() - exact).norm()) for each in (one, other)]
+        assert apart[1] <= 1.1 * apart[0] + 1e-5 * float(exact.detach().norm())
 
 
 def chosen(mode: str) -> list[Choice]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from hotlap.parts.image_stem import convolve_blocks
 from hotlap.parts.images_in_graphs import lean_images
-from hotlap.parts.summed_norm import batch_norm
+from hotlap.parts.summed_norm import batch_norm, joined_batch_norm
 from hotlap.parts.window_maxima import _maxima, pooled
 
 STEMS = [
@@ -91,14 +93,33 @@ def test_what_torch_asks_of_an_operation() -> None:
 
 @pytest.mark.parametrize("has_statistics", [True, False])
 @pytest.mark.parametrize("is_affine", [True, False])
-def test_norms(is_affine: bool, has_statistics: bool) -> None:
+@pytest.mark.parametrize("is_rectified", [True, False])
+def test_norms(is_rectified: bool, is_affine: bool, has_statistics: bool) -> None:
     x = (images(4, 6, 5, 5).detach() * 3 + 100).requires_grad_()  # far from zero
     affine = [torch.rand(6).double().requires_grad_() for _ in range(2)] if is_affine else [None, None]
     theirs = [torch.zeros(6).double(), torch.ones(6).double()] if has_statistics else [None, None]
     ours = [one.clone() if one is not None else None for one in theirs]
-    plain = F.batch_norm(x, *theirs, *affine, True, 0.3, 1e-5)
-    check_gradients(plain, batch_norm(x, *ours, *affine, 0.3, 1e-5), [one for one in (x, *affine) if one is not None])
+    plain, own = (
+        F.batch_norm(x, *theirs, *affine, True, 0.3, 1e-5),
+        batch_norm(x, *ours, *affine, 0.3, 1e-5, is_rectified=is_rectified),
+    )
+    given = [one for one in (x, *affine) if one is not None]
+    check_gradients(plain.relu() if is_rectified else plain, own, given)
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("readers", [(0,), (1,), (0, 1), ()])
+@pytest.mark.parametrize("is_affine", [True, False])
+def test_norms_with_something_added(is_affine: bool, readers: tuple[int, ...]) -> None:
+    x, added = images(4, 6, 5, 5), images(4, 6, 5, 5)
+    affine = [torch.rand(6).double().requires_grad_() for _ in range(2)] if is_affine else [None, None]
+    plain = F.relu(F.batch_norm(x, None, None, *affine, True, 0.3, 1e-5) + added)
+    pair = joined_batch_norm(x, added, None, None, *affine, 0.3, 1e-5)
+    given = [one for one in (x, added, *affine) if one is not None]
+    if not readers:
+        return check_gradients(plain * 0 + x, pair[0].detach() * 0 + x, given[:1])
+    own = sum(pair[reader] * (reader + 1) for reader in readers)
+    return check_gradients(plain * sum(reader + 1 for reader in readers), own, given)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -259,6 +280,103 @@ def test_norms_that_are_meant(made: Callable[[], nn.Module], count: int) -> None
     if count and before:
         changed = [name for name, value in module.state_dict().items() if not torch.equal(value, before[name])]
         assert [name for name in changed if "running" in name] == [name for name in before if "running" in name]
+
+
+@pytest.mark.parametrize(
+    ("how", "taken", "left"),
+    [
+        (lambda x: F.relu(x), 1, 0),
+        (lambda x: F.relu(x, inplace=True), 1, 0),
+        (torch.relu, 1, 0),
+        (lambda x: F.relu(x + 1), 0, 1),
+        (lambda x: F.relu(x + x.mean(0)), 0, 1),
+        (lambda x: F.relu(x) + x, 0, 1),
+        (F.gelu, 0, 0),
+        (lambda x: x, 0, 0),
+    ],
+)
+def test_relu_becomes_part_of_a_norm_that_nothing_else_reads(
+    how: Callable[[Tensor], Tensor], taken: int, left: int
+) -> None:
+    graphs: list[Any] = []
+    module, x = norm(), images(8, 4, 16, 16, dtype=LOW)
+    backend = Backend(lambda graph: (graphs.append(graph), ON_A_CPU(graph))[1])
+    ours = torch.compile(lambda x: how(module(x)), backend=backend)(x)
+    torch.testing.assert_close(ours, how(module(x)))
+    nodes = [node for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert sum(node.target is batch_norm and node.kwargs == {"is_rectified": True} for node in nodes) == taken
+    assert sum("relu" in getattr(node.target, "__name__", "") for node in nodes) == left
+
+
+class Residual(nn.Module):
+    def __init__(self, add: Callable[[Tensor, Tensor], Tensor], act: Callable[[Tensor], Tensor] = F.relu) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.add, self.act = add, act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.add(self.norm(self.conv(x)), x))
+
+
+def twice(x: Tensor) -> Tensor:
+    out = F.relu(x)
+    return out + out.square() + out.exp().mean()
+
+
+@pytest.mark.parametrize(
+    ("add", "act", "joined"),
+    [
+        (torch.add, F.relu, 1),
+        (operator.add, torch.relu, 1),
+        (lambda normed, x: x + normed, lambda x: F.relu(x, inplace=True), 1),
+        (operator.iadd, lambda x: F.relu(x, inplace=True), 1),
+        (lambda normed, x: normed.add_(x), F.relu, 1),
+        (torch.add, twice, 1),
+        (lambda normed, x: operator.iadd(x.clone(), normed), F.relu, 0),  # what it is added to may be read again
+        (lambda normed, x: torch.add(normed, x, alpha=2), F.relu, 0),
+        (lambda normed, x: normed + x.mean((2, 3), keepdim=True), F.relu, 0),
+        (lambda normed, x: normed + x + normed, F.relu, 0),
+        (lambda normed, x: normed + normed, F.relu, 0),
+        (lambda normed, x: normed + x.float(), F.relu, 0),
+        (torch.sub, F.relu, 0),
+        (torch.add, F.gelu, 0),
+    ],
+)
+def test_what_is_added_becomes_part_of_a_norm(add: Callable[..., Tensor], act: Any, joined: int) -> None:
+    graphs: list[Any] = []
+    backend = Backend(lambda graph: (graphs.append(graph), ON_A_CPU(graph))[1])
+    plain, ours, exact = (Residual(add, act).to(memory_format=torch.channels_last) for _ in range(3))
+    for one in (ours, exact):
+        one.load_state_dict(plain.state_dict())
+    x = images(8, 4, 16, 16, dtype=torch.float32)
+    found = []
+    for module, call, dtype in ((plain, plain, LOW), (ours, torch.compile(ours, backend=backend), LOW),
+                                (exact.double(), exact, torch.float64)):  # fmt: skip
+        mine = x.detach().to(dtype).requires_grad_()
+        with torch.autocast("cpu", LOW, enabled=dtype is LOW):
+            call(mine).double().square().mean().backward()
+        found.append([mine.grad, *(one.grad for one in module.parameters()), module.norm.running_var])
+    targets = [node.target for node in graphs[0].graph.nodes]
+    assert targets.count(joined_batch_norm) == joined and (joined == 0 or batch_norm not in targets)
+    for theirs, own, right in zip(*found, strict=True):
+        apart = [float((one.double() - right).norm()) for one in (theirs, own)]
+        assert apart[1] <= 1.5 * apart[0] + 1e-3 * float(right.norm()) + 1e-6
+
+
+def test_a_norm_that_is_used_twice_keeps_its_order() -> None:
+    """Its statistics are moved on twice, by other pixels each time."""
+    backend = Backend()
+    module = norm(momentum=0.5)
+    plain, ours = copy.deepcopy(module), module
+    x = images(8, 4, 16, 16, dtype=LOW)
+
+    def call(module: nn.Module, x: Tensor) -> Tensor:
+        return F.relu(module(x * 1) + module(x * 3 + 1))
+
+    torch.compile(call, backend=backend)(ours, x)
+    call(plain, x)
+    assert backend.counts == [2]
+    torch.testing.assert_close(ours.running_mean, plain.running_mean, rtol=1e-2, atol=1e-3)
 
 
 def test_sizes_that_change_are_left_alone() -> None:

@@ -4,12 +4,14 @@
 
     count = lean_images(graph_module)  # in place, before it is compiled; how many there were
 
-The first convolution does not stride, batch norm takes plain sums, and overlapping windows give their gradients back in
-one kernel. Each is the same mathematics; what would come out in another size, type or layout stays as it is. Run
-operation by operation the graph would be slower than before: this is for a compiler to fuse."""
+The first convolution does not stride. Batch norm takes plain sums, and what is added and rectified after it with it.
+Overlapping windows give their gradients back in one kernel. Each is the same mathematics; what would come out in
+another size, type or layout stays as it is. Run operation by operation the graph would be slower than before: this is
+for a compiler to fuse."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -18,12 +20,13 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
-from hotlap.parts.graph_operations import Writer, is_same, value
+from hotlap.parts.graph_operations import Writer, changes_its_input, is_same, operation, value
 from hotlap.parts.image_stem import convolve_blocks
-from hotlap.parts.summed_norm import batch_norm
+from hotlap.parts.summed_norm import batch_norm, joined_batch_norm
 from hotlap.parts.window_maxima import MOST, pooled
 
 LOW = (torch.bfloat16, torch.float16)
+_RELU = (functional.relu, torch.relu, torch.relu_)
 _FEW_CHANNELS, _LONGEST_STRIDE = 4, 4
 
 
@@ -33,9 +36,60 @@ def lean_images(graph_module: GraphModule, devices: Sequence[str] = ("cuda",)) -
         change = _CHANGES.get(node.target) if node.op == "call_function" else None
         if change is not None and _is_of_images(node, devices):
             count += _changed(node, change)
+    for node in list(graph_module.graph.nodes):
+        if node.target is batch_norm:
+            _take_in(node)
     if count:
         graph_module.recompile()
     return count
+
+
+def _take_in(norm: Node) -> None:
+    """Relu becomes part of it, where nothing else reads it, or what is added and then rectified."""
+    reader = _only_reader(norm)
+    if reader is None:
+        return
+    if _is_relu(reader):
+        norm.kwargs = {"is_rectified": True}
+        reader.replace_all_uses_with(norm)
+        norm.graph.erase_node(reader)
+    elif operation(reader) == "add":
+        _join(norm, reader, _only_reader(reader))
+
+
+def _join(norm: Node, add: Node, relu: Node | None) -> None:
+    x, *others = norm.args
+    added = next((one for one in add.args if one is not norm), None)
+    if relu is None or not _is_relu(relu) or len(add.args) != 2 or add.kwargs or not _is_alike(added, norm):
+        return
+    is_apart = all(set(one.users) == {norm} for one in (x, *others[:2]) if isinstance(one, Node))
+    writes = changes_its_input(add) and add.args[0] is not norm
+    if not is_apart or writes:
+        return
+    with add.graph.inserting_before(add):
+        pair = add.graph.call_function(joined_batch_norm, (x, added, *others))
+        first, second = (add.graph.call_function(operator.getitem, (pair, place)) for place in (0, 1))
+    first.meta["example_value"] = second.meta["example_value"] = value(relu)
+    for reader in list(relu.users)[1:]:
+        reader.replace_input_with(relu, second)
+    relu.replace_all_uses_with(first)
+    for node in (relu, add, norm):
+        node.graph.erase_node(node)
+
+
+def _only_reader(node: Node) -> Node | None:
+    reader, *others = node.users or [None]
+    return None if others else reader
+
+
+def _is_relu(node: Node) -> bool:
+    return node.op == "call_function" and node.target in _RELU
+
+
+def _is_alike(one: Any, other: Node) -> bool:
+    """Whether it is a tensor of the same size and type."""
+    first, second = value(one), value(other)
+    return first is not None and first.dtype is second.dtype and is_same(first.shape, second.shape)
 
 
 def _changed(node: Node, change: Any) -> bool:
