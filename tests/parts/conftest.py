@@ -1,5 +1,8 @@
+import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -41,3 +44,20 @@ def plainly(monkeypatch: pytest.MonkeyPatch):
             return drawn(*args, **kwargs)
 
     return run
+
+
+@pytest.fixture
+def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The kernels of a test file's `MODULE`, which run line by line. What they call of Triton's own library was made
+    for a GPU when that was imported."""
+    pytest.importorskip("triton", reason="triton is not there: pip install triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if not importlib.import_module("interpreted_loop").can_count():
+        pytest.skip("triton's interpreter is too old for this numpy: pip install 'triton>=3.7' or 'numpy<2.4'")
+    import triton.language as tl
+
+    monkeypatch.setattr(tl, "sum", lambda given, axis: tl.reduce(given, axis, tl.standard._sum_combine))
+    name = request.module.MODULE
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(name)
+    del sys.modules[name]

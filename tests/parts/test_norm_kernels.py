@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import os
 from types import ModuleType
 
 import pytest
 import torch
+from torch.nn.functional import batch_norm
+
+from hotlap.parts import summed_norm
 
 MODULE = "hotlap.parts.norm_kernels"
 SIZES = [(77, 5), (1000, 64), (4096, 130), (40000, 3)]
-
-
-@pytest.fixture
-def kernels() -> ModuleType:
-    pytest.importorskip("triton", reason="triton is not there: pip install triton")
-    return importlib.import_module(MODULE)
-
-
-@pytest.fixture
-def interpreted(kernels: ModuleType) -> ModuleType:
-    if os.environ.get("TRITON_INTERPRET") != "1":  # triton's own functions look at it as they are imported
-        pytest.skip("kernels are not interpreted: set TRITON_INTERPRET=1")
-    return kernels
 
 
 def made(rows: int, channels: int, count: int) -> list[torch.Tensor]:
@@ -66,15 +55,52 @@ def test_gradients_of_two_readers(rows: int, channels: int, has_other: bool, int
     torch.testing.assert_close(sums.sum(0), sums_of(passed, x.float() - mean), rtol=1e-4, atol=1e-2)
 
 
+@pytest.fixture
+def by_kernels(interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summed_norm, "_has_kernels", lambda x: True)
+
+
+def gradients(outs: tuple[torch.Tensor, ...], given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What comes back is a part of something larger, as it is before `cat`."""
+    torch.manual_seed(1)
+    weights = [torch.randn(4, 12, 5, 7).contiguous(memory_format=torch.channels_last)[:, 6:] for _ in outs]
+    return [outs[0], *torch.autograd.grad(outs, given, weights)]
+
+
+def images(is_last: bool) -> torch.Tensor:
+    made = torch.randn(4, 6, 5, 7) * 3 + 20
+    return (made.contiguous(memory_format=torch.channels_last) if is_last else made).requires_grad_()
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize("is_affine", [True, False])
+@pytest.mark.parametrize("is_rectified", [True, False])
+def test_a_norm_by_kernels(is_rectified: bool, is_affine: bool, is_last: bool, by_kernels: None) -> None:
+    x, affine = images(is_last), [torch.rand(6).requires_grad_() for _ in range(2)] if is_affine else [None, None]
+    given = [one for one in (x, *affine) if one is not None]
+    plain = batch_norm(x, None, None, *affine, training=True)
+    own = summed_norm.batch_norm(x, None, None, *affine, 0.1, 1e-5, is_rectified=is_rectified)
+    theirs = gradients((plain.relu() if is_rectified else plain,), given)
+    torch.testing.assert_close(gradients((own,), given), theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_norm_with_something_added_by_kernels(is_last: bool, readers: int, by_kernels: None) -> None:
+    x, added, affine = images(is_last), images(is_last), [torch.rand(6).requires_grad_() for _ in range(2)]
+    plain = (batch_norm(x, None, None, *affine, training=True) + added - 20).relu()
+    pair = summed_norm.joined_batch_norm(x, added - 20, None, None, *affine, 0.1, 1e-5)
+    theirs = gradients((plain, plain.view_as(plain))[:readers], [x, added, *affine])
+    torch.testing.assert_close(gradients(pair[:readers], [x, added, *affine]), theirs, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["_sums", "_grad_sums", "_joined_sums"])
-def test_they_compile_for_a_gpu(name: str, kernels: ModuleType) -> None:
+def test_they_compile_for_a_gpu(name: str) -> None:
     """And read several channels at once, ahead of what is worked on."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("kernels are interpreted")
-    import triton
+    triton = pytest.importorskip("triton", reason="triton is not there: pip install triton")
     from triton.backends.compiler import GPUTarget
 
-    kernel = getattr(kernels, name)
+    kernel = getattr(importlib.import_module(MODULE), name)
     names = kernel.arg_names
     types = dict.fromkeys(("x", "grad", "other", "out", "passed"), "*bf16") | {"rows": "i32", "channels": "i32"}
     types |= {"out": "*fp32"} if name != "_joined_sums" else {}

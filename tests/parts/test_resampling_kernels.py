@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -19,17 +16,6 @@ from hotlap.parts.resampling import _Fetching, _Looking
 KINDS = ["resized crop", "resized crop, bicubic", "resize to a side", "pad, resize, pad"]
 PICKED = ["crop", "crop, padded", "crop, mirrored", "pad, edge", "pad, symmetric", "pads of two colours"]
 MODULE = "hotlap.parts.resampling_kernels"
-
-
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    pytest.importorskip("triton", reason="triton is not there: pip install triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    if not importlib.import_module("interpreted_loop").can_count():
-        pytest.skip("triton's interpreter is too old for this numpy: pip install 'triton>=3.7' or 'numpy<2.4'")
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    yield importlib.import_module(MODULE)
-    del sys.modules[MODULE]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *PICKED])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -13,15 +11,6 @@ from test_images_in_graphs import WINDOWS
 from torch.nn.functional import max_pool2d
 
 MODULE = "hotlap.parts.window_kernels"
-
-
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    pytest.importorskip("triton", reason="triton is not there: pip install triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    yield importlib.import_module(MODULE)
-    del sys.modules[MODULE]
 
 
 @pytest.mark.parametrize("channels", [4, 5, 130])

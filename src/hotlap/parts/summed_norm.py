@@ -1,5 +1,5 @@
-"""Batch norm in training by two plain sums, of deviations and of their squares, made as fast as memory is read: a
-compiler's own way to variances divides once for every element, which takes longer than reading them. Relu and what is
+"""Batch norm in training by two plain sums, of deviations and of their squares, made nearly as fast as memory is read:
+a compiler's own way to variances divides once for every element, which takes longer than reading them. Relu and what is
 added before it belong to it, so that no pixel is read more often than needed on the way back.
 
 Deviations are from the first pixel of each channel, which is as far from the mean as any: sums of squares lose nothing
@@ -72,7 +72,7 @@ class _Norm(torch.autograd.Function):
             from hotlap.parts.norm_kernels import grad_sums
 
             scale = inverse if weight is None else inverse * weight
-            shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
+            shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype).contiguous()
             sums = grad_sums(_rows(grad), _rows(x), mean, scale, shift, ctx.is_rectified).sum(0)
         else:
             sums = _plain_sums(passed, apart)
@@ -115,7 +115,7 @@ class _JoinedNorm(torch.autograd.Function):
 
 def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and the factor that makes that one."""
-    start = x[0, :, 0, 0].to(torch.promote_types(x.dtype, torch.float32))
+    start = x[0, :, 0, 0].to(torch.promote_types(x.dtype, torch.float32)).contiguous()
     if _has_kernels(x):
         from hotlap.parts.norm_kernels import sums
 
