@@ -200,8 +200,9 @@ class Run:
 
     @property
     def computing(self) -> float:
-        """The part of a step that forward and backward take at most. A device is only told of them: it may work on
-        them while the host reads, or does something of its own, and a replay is over for the host before it began."""
+        """The part of a step that forward and backward may take. A device is only told of them: it may work on them
+        while the host reads, or does something of its own, and a replay is over for the host before it began. Waits
+        for batches are left to those, though a device that makes its batches itself may be at work in them, too."""
         return self.share("forward", "backward", *(() if self.device == "cpu" else ("sync", "other")))
 
     @property
