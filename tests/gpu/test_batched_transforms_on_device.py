@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "parts"))
 from same_draw import PHOTOS, VERSIONS, compared, pipelines, recognised, v1, v2
 from test_batched_transforms import ended, exact, floats
 
+from hotlap.parts import batched_transforms, framing_by_kernels, resampling
+from hotlap.parts.axis_views import Axis
 from hotlap.parts.batched_transforms import Pipeline
+from hotlap.parts.filter_taps import taken_each, taps
 from hotlap.parts.packed_images import Images
 
 pytestmark = pytest.mark.gpu
@@ -59,6 +63,62 @@ def test_whole_pipelines(name: str, precision: str) -> None:
         assert torch.equal(found.made, found.wanted)
 
 
+@pytest.mark.parametrize("rows_first", [True, False])
+@pytest.mark.parametrize("name", ["ImageNet, training", "ImageNet, evaluation"])
+def test_images_are_reached_where_they_lie(name: str, rows_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoded one by one, on a stream of their own; one of them is not as it should lie. No buffer is made of them, in
+    any parts it is the same batch, and torch makes the same of them in its own ways, whichever axis tall ones take
+    first."""
+    monkeypatch.setattr(resampling, "pillow_takes_rows_first", lambda: rows_first)
+    pipeline = recognised(pipelines(v1)[name])
+    assert isinstance(pipeline, Pipeline)
+    sizes = [(375, 500) if at % 3 else (500, 375) for at in range(31)] + [(1200, 64), (64, 300)]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8, device="cuda") for size in sizes]
+        images[3] = images[3].permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    torch.cuda.synchronize()
+    recipes = [pipeline.draw(width, height) for height, width in sizes]
+    with monkeypatch.context() as patch:
+        for module in (resampling, batched_transforms):
+            patch.setattr(module, "kernels", lambda device: None)
+        plainly = pipeline.run(images, recipes, "cuda")
+    monkeypatch.delattr("hotlap.parts.packed_images._joined")
+    made = pipeline.run(images, recipes, "cuda")
+    assert torch.equal(made, plainly) and not resampling._unusable
+    monkeypatch.setattr(framing_by_kernels, "MOST_ELEMENTS", 1 << 18)
+    assert torch.equal(pipeline.run(images, recipes, "cuda"), made)
+
+
+@pytest.mark.parametrize("filter", ["nearest", "bilinear", "bicubic"])
+def test_weights_are_torchs(filter: str) -> None:
+    """Bit by bit: a compiler that makes one of a product and a sum would round other weights."""
+    own = resampling.kernels(torch.device("cuda"))
+    assert own is not None
+    draw, rows = np.random.default_rng(0), []
+    for resized in draw.integers(30, 300, 500).tolist():
+        length = int(draw.integers(1, 900))
+        rows.append((1, 0, 0, length, length, resized, -1, resized - 1, 0, resized, resized))
+    numbers = np.array(rows)
+    sides = numbers[:, 4]
+    images = Images(torch.empty(0, dtype=torch.uint8), *[sides] * 5, channels=1)
+    axis = Axis.of(numbers, sides, False)
+    most, device = int(taken_each(numbers, filter).max()), torch.device("cuda")
+    given = torch.from_numpy(framing_by_kernels.told(images, images.starts, axis, axis)).to(device)
+    chosen = framing_by_kernels._nearest(filter, [numbers] * 2, device)
+    for made in own.taps(given, chosen, [most] * 2, (len(rows), 1, axis.longest, axis.longest), filter):
+        looks = made.looks[: len(rows) * most * axis.longest].view(-1, most, axis.longest).transpose(1, 2).cpu()
+        for first in range(0, len(rows), 100):  # whose weights fit
+            part = slice(first, first + 100)
+            place, weight = taps(numbers[part], torch.device("cpu"), filter, True)
+            taken = torch.from_numpy(np.arange(most) < taken_each(numbers[part], filter)[:, None])[:, None]
+            wide, high = min(most, place.shape[2]), place.shape[1]
+            weighs = torch.where(taken, looks[part, :high] >> 32, 0)[:, :, :wide]
+            is_made = torch.arange(high) < torch.from_numpy(numbers[part, 10])[:, None]
+            assert torch.equal(weighs[is_made], weight[:, :, :wide].long()[is_made]) and not weight[:, :, wide:].any()
+            is_looked = is_made[:, :, None] & (weighs != 0)
+            assert torch.equal((looks[part, :high, :wide] & 0xFFFFFFFF)[is_looked], place[:, :, :wide][is_looked])
+
+
 def test_the_host_does_not_wait() -> None:
     pipeline = recognised(pipelines(v1)["ImageNet, training"])
     assert isinstance(pipeline, Pipeline)
@@ -72,25 +132,27 @@ def test_the_host_does_not_wait() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("are_apart", [True, False], ids=["one by one", "in a buffer"])
 @pytest.mark.parametrize("name", ["ImageNet, training", "ImageNet, evaluation", "SimCLR"])
-def test_how_long_a_batch_takes(name: str) -> None:
+def test_how_long_a_batch_takes(name: str, are_apart: bool) -> None:
     pipeline = recognised(pipelines(v1)[name])
     assert isinstance(pipeline, Pipeline)
     sizes = [(375, 500) if number % 3 else (500, 375) for number in range(256)]
     buffer = torch.randint(0, 256, (sum(3 * h * w for h, w in sizes) + 512,), dtype=torch.uint8, device="cuda")
     recipes = [pipeline.draw(width, height) for height, width in sizes]
+    held = [buffer[: 3 * h * w].view(3, h, w) for h, w in sizes] if are_apart else Images.in_buffer(buffer, sizes, 3)
     for _ in range(3):
-        pipeline.run(Images.in_buffer(buffer, sizes, 3), recipes, "cuda")
+        pipeline.run(held, recipes, "cuda")
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        pipeline.run(Images.in_buffer(buffer, sizes, 3), recipes, "cuda")
+        pipeline.run(held, recipes, "cuda")
         torch.cuda.synchronize()
     launches = sum(event.count for event in profile.key_averages() if event.self_device_time_total)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(10):
-        pipeline.run(Images.in_buffer(buffer, sizes, 3), recipes, "cuda")
+        pipeline.run(held, recipes, "cuda")
     end.record()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() / 2**20

@@ -3,6 +3,7 @@ same training, in plain graphs and in CUDA graphs."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from torch.nn.functional import batch_norm, conv2d, max_pool2d
 
 from hotlap.catalogue import find
 from hotlap.parts import summed_norm
+from hotlap.parts.image_start import image_start
 from hotlap.parts.image_stem import convolve_blocks
 from hotlap.parts.images_in_graphs import lean_images
+from hotlap.parts.joined_norm import joined_batch_norm
 from hotlap.parts.window_maxima import pooled
 from hotlap.technique import Choice
 
@@ -55,9 +58,9 @@ for epoch in range(3):
 print("loss", loss.item())
 """
 COUNTING = """
-from hotlap.parts import window_kernels
-calls, give_back = [], window_kernels.give_back
-window_kernels.give_back = lambda *given: (calls.append(1), give_back(*given))
+from hotlap.parts import image_start_kernels
+calls, weight_grads = [], image_start_kernels.weight_grads
+image_start_kernels.weight_grads = lambda *given: (calls.append(1), weight_grads(*given))[1]
 """
 WINDOWS = [(3, 2, 1, 112, 112), (3, 2, 1, 33, 57), (3, 1, 1, 14, 14), (5, 3, 2, 31, 40), (3, 2, 0, 35, 35)]
 LASTING = {"memory_format": torch.channels_last}
@@ -102,9 +105,11 @@ def test_a_first_convolution_and_its_norm(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("is_rectified", [True, False])
+@pytest.mark.parametrize(("is_rectified", "is_whole"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize(("channels", "side"), [(3, 56), (64, 56), (200, 7), (2048, 7)])
-def test_a_norm_and_its_gradients(channels: int, side: int, is_rectified: bool, dtype: torch.dtype) -> None:
+def test_a_norm_and_its_gradients(
+    channels: int, side: int, is_rectified: bool, is_whole: bool, dtype: torch.dtype
+) -> None:
     """As near to the truth as torch's own; what comes back is a part of something larger, as it is before `cat`."""
     torch.manual_seed(0)
     x, affine = images(16, channels, side, side, dtype=dtype), torch.rand(2, channels, device="cuda") + 0.5
@@ -120,7 +125,8 @@ def test_a_norm_and_its_gradients(channels: int, side: int, is_rectified: bool, 
         return out.relu() if is_rectified else out
 
     def ours(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return summed_norm.batch_norm(x, None, None, weight, bias, 0.1, 1e-5, is_rectified=is_rectified)
+        how = {"is_rectified": is_rectified, "is_whole": is_whole}
+        return summed_norm.batch_norm(x, None, None, weight, bias, 0.1, 1e-5, **how)
 
     right = gradients(plain, x.double(), *affine.double())
     check_as_near(gradients(plain, x, *affine), gradients(ours, x, *affine), right)
@@ -128,11 +134,15 @@ def test_a_norm_and_its_gradients(channels: int, side: int, is_rectified: bool, 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize("is_twofold", [True, False])
 @pytest.mark.parametrize(("channels", "side"), [(64, 56), (200, 7), (2048, 7)])
-def test_a_norm_with_something_added(channels: int, side: int, readers: int, dtype: torch.dtype) -> None:
+def test_a_norm_with_something_added(
+    channels: int, side: int, is_twofold: bool, readers: int, dtype: torch.dtype
+) -> None:
+    """Which is normed as well, or not."""
     torch.manual_seed(0)
     x, added = (images(16, channels, side, side, dtype=dtype) for _ in range(2))
-    affine = torch.rand(2, channels, device="cuda") + 0.5
+    affine = torch.rand(4 if is_twofold else 2, channels, device="cuda") + 0.5
     weights = [torch.randn(x.shape, device="cuda").to(dtype).contiguous(**LASTING) for _ in range(readers)]
 
     def gradients(norm: Callable[..., Any], *given: torch.Tensor) -> list[torch.Tensor]:
@@ -141,11 +151,13 @@ def test_a_norm_with_something_added(channels: int, side: int, readers: int, dty
         return [outs[0], *torch.autograd.grad(outs[:readers], given, [one.to(outs[0].dtype) for one in weights])]
 
     def plain(x: torch.Tensor, added: torch.Tensor, *affine: torch.Tensor) -> Any:
-        out = (batch_norm(x, None, None, *affine, training=True) + added).relu()
+        other = batch_norm(added, None, None, *affine[2:], training=True) if is_twofold else added
+        out = (batch_norm(x, None, None, *affine[:2], training=True) + other).relu()
         return out, out.view_as(out)
 
     def ours(x: torch.Tensor, added: torch.Tensor, *affine: torch.Tensor) -> Any:
-        return summed_norm.joined_batch_norm(x, added, None, None, *affine, 0.1, 1e-5)
+        norms = [(None, None, *affine[at : at + 2], 0.1, 1e-5) for at in range(0, len(affine), 2)]
+        return joined_batch_norm(x, added, *[one for norm in norms for one in norm])
 
     right = gradients(plain, x.double(), added.double(), *affine.double())
     check_as_near(gradients(plain, x, added, *affine), gradients(ours, x, added, *affine), right)
@@ -192,6 +204,81 @@ def test_one_graph_for_batches_of_several_sizes() -> None:
     for (name, one), other in zip(plain.named_parameters(), ours.parameters(), strict=True):
         if not name.endswith(("one.bias", "three.bias")):  # which a norm takes away: noise alone
             assert float((one.grad - other.grad).norm()) <= 0.02 * float(one.grad.norm()), name
+
+
+def started(window: tuple[int, int, int], is_read_twice: bool) -> Callable[..., Any]:
+    def start(x: torch.Tensor, weight: torch.Tensor, *affine: torch.Tensor) -> Any:
+        bias = affine[2] if len(affine) > 2 else None
+        return image_start((x, weight, bias, 2, 3), (None, None, *affine[:2], 0.1, 1e-5), window, is_read_twice)
+
+    return start
+
+
+def one_by_one(window: tuple[int, int, int], is_read_twice: bool) -> Callable[..., Any]:
+    def start(x: torch.Tensor, weight: torch.Tensor, *affine: torch.Tensor) -> Any:
+        y = conv2d(x, weight, affine[2] if len(affine) > 2 else None, stride=2, padding=3)
+        out = max_pool2d(batch_norm(y, None, None, *affine[:2], training=True).relu(), *window)
+        return (out, out)[: 1 + is_read_twice]
+
+    return start
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_read_twice", [True, False])
+@pytest.mark.parametrize("window", [(3, 2, 1), (3, 1, 1), (5, 3, 2)])
+@pytest.mark.parametrize(
+    ("channels", "high", "wide", "has_bias"),
+    [(64, 224, 224, False), (100, 65, 90, True), (24, 64, 64, True), (160, 64, 64, False)],
+)
+def test_a_start(
+    channels: int, high: int, wide: int, has_bias: bool, window: tuple[int, int, int], is_read_twice: bool,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """As near to the truth as torch's own; what comes back is a part of something larger."""
+    torch.manual_seed(0)
+    x, weight = images(12, 3, high, wide, dtype=dtype).detach(), images(channels, 3, 7, 7, dtype=dtype).detach() * 0.1
+    affine = [*(torch.rand(2, channels, device="cuda") + 0.5), *([weight[:, 0, 0, 0]] if has_bias else [])]
+
+    def gradients(start: Callable[..., Any], x: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
+        mine = [one.detach().clone().requires_grad_() for one in given]
+        outs = start(x, *mine)
+        torch.manual_seed(1)
+        larger = (len(x), 2 * channels, *outs[0].shape[2:])
+        weights = [torch.randn(larger, device="cuda").to(dtype).contiguous(**LASTING)[:, channels:] for _ in outs]
+        found = torch.autograd.grad(outs, mine, [one.to(outs[0].dtype) for one in weights])
+        return [outs[0], *found[:3]]  # that of the bias is noise alone
+
+    how = window, is_read_twice
+    right = gradients(one_by_one(*how), x.double(), weight.double(), *(one.double() for one in affine))
+    theirs, own = (gradients(start(*how), x, weight, *affine) for start in (one_by_one, started))
+    check_as_near(theirs, own, right)
+    assert own[0].is_contiguous(**LASTING)
+
+
+def test_a_start_in_a_graph() -> None:
+    """It is found, compiled, and trains as the network does without."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    found: list[Any] = []
+
+    def backend(graph: Any, given: Any) -> Any:
+        lean_images(graph)
+        found.extend(node.args[3] for node in graph.graph.nodes if node.target is image_start)
+        return torch._inductor.compile(graph, given)
+
+    stem = [nn.Conv2d(3, 32, 7, 2, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(True), nn.MaxPool2d(3, 2, 1)]
+    plain, ours = (nn.Sequential(*copy.deepcopy(stem), Residual()).cuda().to(**LASTING) for _ in range(2))
+    ours.load_state_dict(plain.state_dict())
+    exact = copy.deepcopy(plain).double()
+    call, x = torch.compile(ours, backend=backend), torch.randn(32, 3, 96, 96, device="cuda").to(**LASTING)
+    for one, kind in ((plain, torch.float32), (call, torch.float32), (exact, torch.float64)):
+        with torch.autocast("cuda", torch.bfloat16, enabled=kind is torch.float32):
+            one(x.to(kind)).double().square().mean().backward()
+    assert found == [True]
+    names = [name for name, _ in plain.named_parameters() if not name.endswith(("one.bias", "three.bias"))]
+    theirs, own, right = ([dict(net.named_parameters())[name].grad for name in names] for net in (plain, ours, exact))
+    check_as_near(theirs, own, right)
+    torch.testing.assert_close(ours[1].running_var, plain[1].running_var, rtol=1e-2, atol=1e-4)
 
 
 def chosen(mode: str) -> list[Choice]:

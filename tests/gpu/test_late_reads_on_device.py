@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 
 import pytest
 import torch
@@ -84,3 +85,23 @@ def test_the_same_bits(dtype: torch.dtype) -> None:
     for step, value in enumerate(values):
         late, plain = late + read_later(value) / (step % 7 + 1), plain + value.item() / (step % 7 + 1)
     assert read_now(late) == plain
+
+
+def test_nobody_else_is_kept_from_the_device_while_a_number_is_waited_for() -> None:
+    """As whoever makes the next batches in a thread of its own."""
+    value, other, done = torch.ones((), device="cuda"), torch.cuda.Stream(), threading.Event()
+    has_begun = threading.Event()
+
+    def work() -> None:
+        has_begun.wait()
+        with torch.cuda.stream(other):
+            torch.zeros(16, device="cuda").add_(1)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    torch.cuda._sleep(2_000_000_000)  # more than a second of the device's own
+    number = read_later(value + 1)
+    has_begun.set()
+    assert read_now(number) == 2.0 and done.is_set()
+    thread.join()

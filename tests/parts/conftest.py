@@ -1,8 +1,9 @@
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -48,8 +49,8 @@ def plainly(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The kernels of a test file's `MODULE`, which run line by line. What they call of Triton's own library was made
-    for a GPU when that was imported."""
+    """The kernels of a test file's `MODULE`, and of those `BESIDE` it, which run line by line. What they call of
+    Triton's own library was made for a GPU when that was imported."""
     pytest.importorskip("triton", reason="triton is not there: pip install triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     if not importlib.import_module("interpreted_loop").can_count():
@@ -57,7 +58,29 @@ def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     import triton.language as tl
 
     monkeypatch.setattr(tl, "sum", lambda given, axis: tl.reduce(given, axis, tl.standard._sum_combine))
-    name = request.module.MODULE
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module(name)
-    del sys.modules[name]
+    names = [request.module.MODULE, *getattr(request.module, "BESIDE", ())]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(names[0])
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def compiled_for_a_gpu() -> Callable[..., str]:
+    """`compiled_for_a_gpu(module, name, types, constants)`: what a kernel becomes for one, which needs none. Sizes, and
+    tensors of unknown type, are what they mostly are."""
+    triton = pytest.importorskip("triton", reason="triton is not there: pip install triton")
+    from triton.backends.compiler import GPUTarget
+
+    def code(module: str, name: str, types: dict[str, str], constants: dict[str, Any]) -> str:
+        kernel = getattr(importlib.import_module(module), name)
+        names = kernel.arg_names
+        known = {one: value for one, value in constants.items() if one in names}
+        types = {"rows": "i32", "channels": "i32"} | types
+        signature = {one: "constexpr" if one in known else types.get(one, "*fp32") for one in names}
+        even = {(names.index(one),): [["tt.divisibility", 16]] for one in names if one not in known and one != "rows"}
+        source = triton.compiler.ASTSource(kernel, signature, known, even)
+        return str(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+
+    return code

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from hotlap.parts.image_stem import convolve_blocks
 from hotlap.parts.images_in_graphs import lean_images
-from hotlap.parts.summed_norm import batch_norm, joined_batch_norm
-from hotlap.parts.window_maxima import _maxima, pooled
+from hotlap.parts.joined_norm import joined_batch_norm
+from hotlap.parts.summed_norm import batch_norm
+from hotlap.parts.window_maxima import maxima, pooled
 
 STEMS = [
     (7, 2, 3, 32, 32),
@@ -29,6 +30,7 @@ STEMS = [
 WINDOWS = [(3, 2, 1, 8, 8), (3, 2, 1, 9, 7), (3, 1, 1, 5, 5), (3, 2, 0, 9, 9), (5, 3, 2, 11, 10), (2, 1, 0, 4, 6)]
 
 
+NOISE = ("conv.bias", "beside.bias")  # all there is in gradients of what a norm takes away
 ON_A_CPU = functools.partial(lean_images, devices=("cpu",))
 
 
@@ -88,7 +90,7 @@ def test_windows(side: int, stride: int, padding: int, high: int, wide: int, cha
 
 
 def test_what_torch_asks_of_an_operation() -> None:
-    torch.library.opcheck(_maxima, (images(2, 4, 8, 8, dtype=torch.float32), 3, 2, 1))
+    torch.library.opcheck(maxima, (images(2, 4, 8, 8, dtype=torch.float32), 3, 2, 1))
 
 
 @pytest.mark.parametrize("has_statistics", [True, False])
@@ -120,6 +122,21 @@ def test_norms_with_something_added(is_affine: bool, readers: tuple[int, ...]) -
         return check_gradients(plain * 0 + x, pair[0].detach() * 0 + x, given[:1])
     own = sum(pair[reader] * (reader + 1) for reader in readers)
     return check_gradients(plain * sum(reader + 1 for reader in readers), own, given)
+
+
+@pytest.mark.parametrize("is_affine", [True, False])
+def test_two_norms_that_are_added(is_affine: bool) -> None:
+    x, other = images(4, 6, 5, 5), (images(4, 6, 5, 5).detach() * 3 + 100).requires_grad_()
+    affine = [torch.rand(6).double().requires_grad_() if is_affine else None for _ in range(4)]
+    theirs = [torch.zeros(6).double(), torch.ones(6).double(), torch.zeros(6).double(), torch.ones(6).double()]
+    ours = [one.clone() for one in theirs]
+    plain = F.batch_norm(x, *theirs[:2], *affine[:2], True, 0.3, 1e-5)
+    plain = F.relu(plain + F.batch_norm(other, *theirs[2:], *affine[2:], True, 0.1, 1e-3))
+    norms = (*ours[:2], *affine[:2], 0.3, 1e-5, *ours[2:], *affine[2:], 0.1, 1e-3)
+    pair = joined_batch_norm(x, other, *norms)
+    given = [one for one in (x, other, *affine) if one is not None]
+    check_gradients(plain * 3, pair[0] + 2 * pair[1], given)
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -304,8 +321,29 @@ def test_relu_becomes_part_of_a_norm_that_nothing_else_reads(
     ours = torch.compile(lambda x: how(module(x)), backend=backend)(x)
     torch.testing.assert_close(ours, how(module(x)))
     nodes = [node for node in graphs[0].graph.nodes if node.op == "call_function"]
-    assert sum(node.target is batch_norm and node.kwargs == {"is_rectified": True} for node in nodes) == taken
+    is_alone = {"is_rectified": True, "is_whole": False}  # a compiler may make it with what reads it
+    assert sum(node.target is batch_norm and node.kwargs == is_alone for node in nodes) == taken
     assert sum("relu" in getattr(node.target, "__name__", "") for node in nodes) == left
+
+
+@pytest.mark.parametrize(
+    ("reads", "is_whole"),
+    [
+        (lambda conv, x: conv(x), True),
+        (lambda conv, x: conv(x) + F.max_pool2d(x, 3, 1, 1), True),
+        (lambda conv, x: conv(x) + x, False),
+        (lambda conv, x: torch.cat([conv(x), x]), False),
+        (lambda conv, x: x.mean((2, 3)), False),
+        (lambda conv, x: x, False),
+    ],
+)
+def test_what_is_read_from_memory_in_any_case(reads: Callable[..., Tensor], is_whole: bool) -> None:
+    graphs: list[Any] = []
+    backend = Backend(lambda graph: (graphs.append(graph), ON_A_CPU(graph))[1])
+    module, conv = norm(), nn.Conv2d(4, 4, 3, padding=1).to(LOW).to(memory_format=torch.channels_last)
+    torch.compile(lambda x: reads(conv, F.relu(module(x))), backend=backend)(images(8, 4, 16, 16, dtype=LOW))
+    (found,) = [node.kwargs for node in graphs[0].graph.nodes if node.target is batch_norm]
+    assert found == {"is_rectified": True, "is_whole": is_whole}
 
 
 class Residual(nn.Module):
@@ -358,6 +396,53 @@ def test_what_is_added_becomes_part_of_a_norm(add: Callable[..., Tensor], act: A
         found.append([mine.grad, *(one.grad for one in module.parameters()), module.norm.running_var])
     targets = [node.target for node in graphs[0].graph.nodes]
     assert targets.count(joined_batch_norm) == joined and (joined == 0 or batch_norm not in targets)
+    for theirs, own, right in zip(*found, strict=True):
+        apart = [float((one.double() - right).norm()) for one in (theirs, own)]
+        assert apart[1] <= 1.5 * apart[0] + 1e-3 * float(right.norm()) + 1e-6
+
+
+class Shortcut(nn.Module):
+    """As the first block of a stage has it."""
+
+    def __init__(self, add: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.beside, self.other = nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8, momentum=0.3, eps=1e-3)
+        self.add = add
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.add(self.norm(self.conv(x)), self.other(self.beside(x))))
+
+
+@pytest.mark.parametrize(
+    ("add", "norms"),
+    [
+        (torch.add, 12),
+        (operator.iadd, 12),
+        (lambda one, other: operator.iadd(other, one), 12),
+        (lambda one, other: one + other * 1, 6),
+        (lambda one, other: one + other.relu(), 6),
+        (lambda one, other: one + other + other, None),
+    ],
+)
+def test_two_norms_become_one(add: Callable[..., Tensor], norms: int | None) -> None:
+    graphs: list[Any] = []
+    backend = Backend(lambda graph: (graphs.append(graph), ON_A_CPU(graph))[1])
+    plain, ours, exact = (Shortcut(add).to(memory_format=torch.channels_last) for _ in range(3))
+    for one in (ours, exact):
+        one.load_state_dict(plain.state_dict())
+    x = images(8, 4, 16, 16, dtype=torch.float32)
+    found = []
+    for module, call, dtype in ((plain, plain, LOW), (ours, torch.compile(ours, backend=backend), LOW),
+                                (exact.double(), exact, torch.float64)):  # fmt: skip
+        mine = x.detach().to(dtype).requires_grad_()
+        with torch.autocast("cpu", LOW, enabled=dtype is LOW):
+            call(mine).double().square().mean().backward()
+        weights = (one.grad for name, one in module.named_parameters() if not name.endswith(NOISE))
+        found.append([mine.grad, *weights, *(one for one in module.buffers() if one.is_floating_point())])
+    joined = [node for node in graphs[0].graph.nodes if node.target is joined_batch_norm]
+    assert [len(node.args) - 2 for node in joined] == ([norms] if norms else [])
+    assert (batch_norm in [node.target for node in graphs[0].graph.nodes]) is (norms != 12)
     for theirs, own, right in zip(*found, strict=True):
         apart = [float((one.double() - right).norm()) for one in (theirs, own)]
         assert apart[1] <= 1.5 * apart[0] + 1e-3 * float(right.norm()) + 1e-6

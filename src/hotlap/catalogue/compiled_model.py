@@ -32,9 +32,10 @@ class CompiledModel(Technique):
 
     Three things the compiler does slowly with images in channels_last and 16 bits are said otherwise in its graphs on
     an NVIDIA GPU: a first convolution that strides over a few channels becomes one over blocks of pixels, which matrix
-    units can read; batch norm takes plain sums, of deviations from one pixel and of their squares, by kernels that also
-    go back through relu after it and what is added before that; overlapping windows of a max pooling give their
-    gradients back in one kernel.
+    units can read; batch norm takes plain sums, of deviations from one pixel and of their squares, and with relu after
+    it, and what is added before that, it is made and gone back through by kernels that read each pixel once;
+    overlapping windows of a max pooling give their gradients back in one kernel. Where a network begins with all of
+    these they are one, with nothing written in between.
 
     A network made of blocks that are built alike can be compiled block by block (`part=block`): each kind of block
     once, and used for all of them. It starts sooner, and gives up what could be fused across blocks.

@@ -23,7 +23,7 @@ def taps(numbers: np.ndarray, device: torch.device, filter: str, is_whole: bool)
     at = torch.arange(longest, device=device).expand(len(numbers), -1)
     place, there = places(table[:, PER_AXIS - 5 : PER_AXIS], at, "constant", shows_all(numbers[:, PER_AXIS - 5 :]))
     if filter == "nearest":
-        tap = sent(_nearest(numbers), device).gather(1, place)[:, :, None]
+        tap = sent(nearest(numbers), device).gather(1, place)[:, :, None]
         weight = torch.ones_like(tap, dtype=torch.float64)
     else:
         tap, weight = _weighted(numbers, place, filter, table[:, 4].view(-1, 1, 1))
@@ -39,11 +39,13 @@ def taps(numbers: np.ndarray, device: torch.device, filter: str, is_whole: bool)
     return source, weight
 
 
-def taps_each(numbers: np.ndarray, filter: str) -> np.ndarray:
-    """How many places each image's own looks take in, at most; the rest of what `taps` gives weighs nothing."""
+def taken_each(numbers: np.ndarray, filter: str) -> np.ndarray:
+    """How many places of what `taps` gives may weigh something, image by image: as many pixels have their middle within
+    the filter's reach. Where rounding takes in one more, that lies at its very end and weighs nothing."""
     if filter == "nearest":
         return np.ones(len(numbers), dtype=np.int64)
-    return np.ceil(_reach(numbers, filter)).astype(np.int64) * 2 + 1
+    ends = 2 * int(_SUPPORT[filter])
+    return np.maximum(-(-ends * numbers[:, 4] // numbers[:, 5]), ends)
 
 
 def _reach(numbers: np.ndarray, filter: str) -> np.ndarray:
@@ -81,7 +83,7 @@ def weigh(filter: str, distance: Tensor) -> Tensor:
     return torch.where(x < 1, near, torch.where(x < 2, far, 0))
 
 
-def _nearest(numbers: np.ndarray) -> np.ndarray:
+def nearest(numbers: np.ndarray) -> np.ndarray:
     """Pillow adds the step up from place to place; the sum decides where a place falls right between two pixels."""
     table = np.zeros((len(numbers), int(numbers[:, 5].max())), dtype=np.int64)
     for image, (length, resized) in enumerate(numbers[:, 4:6]):

@@ -13,6 +13,11 @@ _ALIGNED = 8  # channels that are read at once
 
 def convolve_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
     """What `conv2d(x, weight, bias, stride, padding)` gives, for square windows of a stride's size or larger."""
+    return conv2d(*blocked(x, weight, stride, padding), bias)
+
+
+def blocked(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+    """Images and weights of the convolution that does not stride."""
     high, wide = x.shape[2:]
     side = weight.shape[2]
     before = -padding % stride  # zeros, so that windows begin where blocks do
@@ -26,7 +31,7 @@ def convolve_blocks(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int,
     more = -x.shape[1] % _ALIGNED
     if more:
         x, weight = (pad(one, (0, 0, 0, 0, 0, more)) for one in (x, weight))
-    return conv2d(*(one.contiguous(memory_format=torch.channels_last) for one in (x, weight)), bias)
+    return x.contiguous(memory_format=torch.channels_last), weight.contiguous(memory_format=torch.channels_last)
 
 
 def _blocks(x: Tensor, side: int) -> Tensor:

@@ -5,9 +5,9 @@
     count = lean_images(graph_module)  # in place, before it is compiled; how many there were
 
 The first convolution does not stride. Batch norm takes plain sums, and what is added and rectified after it with it.
-Overlapping windows give their gradients back in one kernel. Each is the same mathematics; what would come out in
-another size, type or layout stays as it is. Run operation by operation the graph would be slower than before: this is
-for a compiler to fuse."""
+Overlapping windows give their gradients back in one kernel. Where a network begins with all of these they are made at
+once. Each is the same mathematics; what would come out in another size, type or layout stays as it is. Run operation by
+operation the graph would be slower than before: this is for a compiler to fuse."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from torch.nn import functional
 
 from hotlap.parts.graph_operations import Writer, changes_its_input, is_same, operation, value
 from hotlap.parts.image_stem import convolve_blocks
-from hotlap.parts.summed_norm import batch_norm, joined_batch_norm
+from hotlap.parts.joined_norm import joined_batch_norm
+from hotlap.parts.starts_in_graphs import join_starts
+from hotlap.parts.summed_norm import batch_norm
 from hotlap.parts.window_maxima import MOST, pooled
 
 LOW = (torch.bfloat16, torch.float16)
 _RELU = (functional.relu, torch.relu, torch.relu_)
+_FROM_MEMORY = (torch.conv2d, convolve_blocks, pooled)  # what no compiler makes one with what it reads
 _FEW_CHANNELS, _LONGEST_STRIDE = 4, 4
 
 
@@ -39,6 +42,7 @@ def lean_images(graph_module: GraphModule, devices: Sequence[str] = ("cuda",)) -
     for node in list(graph_module.graph.nodes):
         if node.target is batch_norm:
             _take_in(node)
+    join_starts(graph_module.graph)
     if count:
         graph_module.recompile()
     return count
@@ -50,7 +54,7 @@ def _take_in(norm: Node) -> None:
     if reader is None:
         return
     if _is_relu(reader):
-        norm.kwargs = {"is_rectified": True}
+        norm.kwargs = {"is_rectified": True, "is_whole": all(one.target in _FROM_MEMORY for one in reader.users)}
         reader.replace_all_uses_with(norm)
         norm.graph.erase_node(reader)
     elif operation(reader) == "add":
@@ -62,19 +66,30 @@ def _join(norm: Node, add: Node, relu: Node | None) -> None:
     added = next((one for one in add.args if one is not norm), None)
     if relu is None or not _is_relu(relu) or len(add.args) != 2 or add.kwargs or not _is_alike(added, norm):
         return
-    is_apart = all(set(one.users) == {norm} for one in (x, *others[:2]) if isinstance(one, Node))
-    writes = changes_its_input(add) and add.args[0] is not norm
-    if not is_apart or writes:
+    is_twofold = _is_plain_norm(added) and _only_reader(added) is add
+    writes = changes_its_input(add) and add.args[0] is not norm and not is_twofold
+    if not _reads_alone(norm) or writes:
         return
+    is_twofold = is_twofold and _reads_alone(added)
+    given = (x, added.args[0], *others, *added.args[1:]) if is_twofold else (x, added, *others)
     with add.graph.inserting_before(add):
-        pair = add.graph.call_function(joined_batch_norm, (x, added, *others))
+        pair = add.graph.call_function(joined_batch_norm, given)
         first, second = (add.graph.call_function(operator.getitem, (pair, place)) for place in (0, 1))
     first.meta["example_value"] = second.meta["example_value"] = value(relu)
     for reader in list(relu.users)[1:]:
         reader.replace_input_with(relu, second)
     relu.replace_all_uses_with(first)
-    for node in (relu, add, norm):
+    for node in (relu, add, norm, *([added] if is_twofold else [])):
         node.graph.erase_node(node)
+
+
+def _is_plain_norm(node: Node) -> bool:
+    return node.target is batch_norm and not node.kwargs
+
+
+def _reads_alone(norm: Node) -> bool:
+    """Whether nobody else has to do with its pixels and its running statistics."""
+    return all(set(one.users) == {norm} for one in norm.args[:3] if isinstance(one, Node))
 
 
 def _only_reader(node: Node) -> Node | None:
@@ -102,6 +117,7 @@ def _changed(node: Node, change: Any) -> bool:
     if ours is None or ours.dtype is not plain.dtype or not is_same(ours.shape, plain.shape):
         writer.erase()
         return False
+    made.meta["example_value"] = plain  # where others that the graph makes of it lie, too
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)
     return True

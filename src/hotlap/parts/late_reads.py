@@ -134,10 +134,23 @@ def _fetch(values: list[Later]) -> None:
     for (device, _), members in groups.items():
         stream = torch.cuda.default_stream(device) if device.type == "cuda" else None
         with torch.cuda.stream(stream):
-            numbers = torch.stack([one._tensor for one in members]).tolist()
+            together = torch.stack([one._tensor for one in members])
+            if stream is not None:
+                _arrived(stream)
+            numbers = together.tolist()
         for one, number in zip(members, numbers, strict=True):
             one._value = number if one._kind is None else one._kind(number)
             one._tensor, one._size = None, 0
+
+
+def _arrived(stream: Any) -> None:
+    """A copy into memory that is not pinned waits as well, but lets no other thread call the device meanwhile: whoever
+    makes the next batches would stand still until then."""
+    import torch
+
+    over = torch.cuda.Event()
+    over.record(stream)
+    over.synchronize()
 
 
 def _can_wait(tensor: Any, kind: type | None) -> bool:

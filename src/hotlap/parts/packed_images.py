@@ -1,7 +1,8 @@
 """Images of many sizes in one buffer, so that one launch reaches all of them.
 
 A row is a window of the buffer that may start anywhere: the buffer is seen as all its windows, which overlap and cost
-nothing, and one `index_select` takes those that are wanted. A few numbers a row travel, instead of one a pixel."""
+nothing, and one `index_select` takes those that are wanted. A few numbers a row travel, instead of one a pixel. Images
+that were decoded one by one lie apart: kernels reach each by its own address, and the buffer is made for who asks."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def sent(numbers: np.ndarray, device: torch.device) -> Tensor:
 class Images:
     """Row r of channel c of image n starts at `starts[n] + c * planes[n] + r * strides[n]` of `flat`."""
 
-    flat: Tensor
+    buffer: Tensor | None  # None: there is none yet
     starts: np.ndarray
     planes: np.ndarray
     strides: np.ndarray
@@ -39,6 +40,7 @@ class Images:
     channels: int
     spare: int = 0  # elements behind the last row that may be read
     stack: Tensor | None = None  # the same pixels as one N, C, H, W, where they are
+    each: Sequence[Tensor] = ()  # image by image, where they lie apart
 
     @classmethod
     def packed(cls, images: Sequence[Tensor], device: torch.device) -> Images:
@@ -46,9 +48,20 @@ class Images:
         if len(kinds) != 1 or next(iter(kinds))[:2] != (torch.uint8, 3) or next(iter(kinds))[2] not in (1, 3):
             raise ValueError("a batch of images is uint8, CHW, and all of them have one channel or three")
         sizes = [(image.shape[1], image.shape[2]) for image in images]
-        spare = images[0].new_zeros(max(width for _, width in sizes) + SPARE)
-        flat = torch._C._nn.flatten_dense_tensors([*images, spare])  # one call: other threads want the interpreter too
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if all(image.device == device for image in images):
+            return cls._apart(images, sizes)
+        flat = _joined(images, max(width for _, width in sizes) + SPARE)
         return cls.in_buffer(flat.to(device, non_blocking=True), sizes, images[0].shape[0])
+
+    @classmethod
+    def _apart(cls, images: Sequence[Tensor], sizes: Sequence[tuple[int, int]]) -> Images:
+        """Where they are."""
+        channels, (heights, widths) = images[0].shape[0], np.array(sizes, dtype=np.int64).T
+        ends, spare = np.cumsum(channels * heights * widths), int(widths.max()) + SPARE
+        starts, each = ends - channels * heights * widths, [image.contiguous() for image in images]
+        return cls(None, starts, heights * widths, widths, heights, widths, channels, spare, each=each)
 
     @classmethod
     def in_buffer(cls, flat: Tensor, sizes: Sequence[tuple[int, int]] | np.ndarray, channels: int) -> Images:
@@ -71,8 +84,22 @@ class Images:
         return cls(pixels, starts, planes, strides, heights, widths, channels, stack=pixels)
 
     @property
+    def flat(self) -> Tensor:
+        if self.buffer is None:
+            self.buffer = _joined(self.each, self.spare)
+        return self.buffer
+
+    def reached(self) -> tuple[Tensor, np.ndarray]:
+        """A tensor, and how far behind its first element each image starts: in memory, which only kernels may follow.
+        The images must be there until these are through, as any tensor that is read on another stream."""
+        if self.buffer is not None:
+            return self.buffer, self.starts
+        addresses = np.array([image.data_ptr() for image in self.each], dtype=np.int64)  # of bytes
+        return self.each[0], addresses - addresses[0]
+
+    @property
     def device(self) -> torch.device:
-        return self.flat.device
+        return self.each[0].device if self.buffer is None else self.buffer.device
 
     @property
     def pixels(self) -> Tensor:
@@ -96,6 +123,12 @@ class Images:
         pixels = self.pixels
         made = [change(pixels[part], part) for part in parts_of(len(self), pixels[0].numel())]
         return self.with_pixels(made[0] if len(made) == 1 else torch.cat(made))
+
+
+def _joined(images: Sequence[Tensor], spare: int) -> Tensor:
+    """One call: other threads want the interpreter too."""
+    flat: Tensor = torch._C._nn.flatten_dense_tensors([*images, images[0].new_zeros(spare)])
+    return flat
 
 
 def parts_of(number: int, elements: int) -> Iterator[slice]:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from hotlap.parts.axis_views import PER_AXIS, Axis, Frame, places
 from hotlap.parts.exact_products import half_type, in_halves, levels_times, product
-from hotlap.parts.filter_taps import pillow_takes_rows_first, shows_all, taps, taps_each, without_nothing
+from hotlap.parts.filter_taps import pillow_takes_rows_first, shows_all, taps, without_nothing
+from hotlap.parts.framing_by_kernels import framed
 from hotlap.parts.packed_images import MOST_ELEMENTS, SPARE, Images, sent
 
 
@@ -56,33 +57,45 @@ class Framing:
     def run_by_kernels(self, images: Images, numbers: np.ndarray, table: Tensor | None) -> Images | None:
         """With what becomes of each level (C, 256), where stages follow that do no more than that. None where there are
         no kernels for it."""
-        if not self.is_whole or kernels(images.device) is None:
+        own = kernels(images.device)
+        if not self.is_whole or own is None:
             return None
         try:
-            return self._made(images, numbers, _Fetching if self.filter is None else _Looking, table)
+            return framed(own, self, images, numbers, table)
         except torch.OutOfMemoryError:
             raise
         except Exception:
             _unusable.add(images.device.type)  # no compiler, above all
             return None
 
-    def _made(self, images: Images, numbers: np.ndarray, work: type[_Work], table: Tensor | None = None) -> Images:
+    def axes(self, images: Images, numbers: np.ndarray) -> tuple[Axis, Axis]:
+        """Of rows and of columns."""
         keeps_whole = self.border not in (None, "constant")
         rows = Axis.of(numbers[:, :PER_AXIS], images.heights, keeps_whole)
-        columns = Axis.of(numbers[:, PER_AXIS:], images.widths, keeps_whole, begins=images.spare > 0)
+        return rows, Axis.of(numbers[:, PER_AXIS:], images.widths, keeps_whole, begins=images.spare > 0)
+
+    def takes_rows_first(self, rows: Axis, columns: Axis) -> np.ndarray:
+        """Image by image, as Pillow does."""
+        shrinks, narrows = (axis.numbers[:, 4] - axis.numbers[:, 5] for axis in (rows, columns))
+        is_tall: np.ndarray = (shrinks > 0) & (shrinks > 2 * narrows)
+        if self.filter is None or not self.is_whole or not self.by_pillow or not pillow_takes_rows_first():
+            is_tall[:] = False
+        return is_tall
+
+    def _made(self, images: Images, numbers: np.ndarray, work: type[_Work]) -> Images:
+        rows, columns = self.axes(images, numbers)
         parts = self._parts(rows, columns, work.elements(rows, columns, images.channels))
         if len(parts) == 1:
             parts = [(np.arange(len(images)), parts[0][1])]  # as they came
         order = np.concatenate([part for part, _ in parts])
         starts = images.starts + rows.begin * images.strides + columns.begin
         addresses = np.stack([starts, images.planes, images.strides])[:, order]
-        several = work(self, images, rows.taken(order), columns.taken(order), addresses, table)
+        several = work(self, images, rows.taken(order), columns.taken(order), addresses)
         if len(parts) == 1:
             pixels = several.made(slice(None), parts[0][1])
             return Images.stacked(pixels, rows.lengths, columns.lengths)
         shape = (len(images), images.channels, rows.longest, columns.longest)
-        dtype = images.flat.dtype if table is None else table.dtype
-        pixels = torch.empty(shape, dtype=dtype, device=images.device)
+        pixels = torch.empty(shape, dtype=images.flat.dtype, device=images.device)
         chosen, first = sent(order, images.device), 0
         for part, rows_first in parts:
             here = slice(first, first := first + len(part))
@@ -92,10 +105,7 @@ class Framing:
     def _parts(self, rows: Axis, columns: Axis, sides: tuple[np.ndarray, np.ndarray]) -> list[tuple[np.ndarray, bool]]:
         """Images of similar size together, and those apart whose rows are resized first."""
         order = np.argsort(rows.count * columns.count, kind="stable")
-        shrinks, narrows = (axis.numbers[:, 4] - axis.numbers[:, 5] for axis in (rows, columns))
-        is_tall = (shrinks > 0) & (shrinks > 2 * narrows)
-        if self.filter is None or not self.is_whole or not self.by_pillow or not pillow_takes_rows_first():
-            is_tall[:] = False
+        is_tall = self.takes_rows_first(rows, columns)
         groups = [(order[is_tall[order] == tall], tall) for tall in (False, True)]
         return [(part, tall) for group, tall in groups for part in _within_bound(group, *sides)]
 
@@ -103,10 +113,8 @@ class Framing:
 class _Work:
     """What a framing does to the images, in their new order, some at a time."""
 
-    def __init__(
-        self, framing: Framing, images: Images, rows: Axis, columns: Axis, addresses: np.ndarray, table: Tensor | None
-    ) -> None:
-        self.framing, self.images, self.rows, self.columns, self.table = framing, images, rows, columns, table
+    def __init__(self, framing: Framing, images: Images, rows: Axis, columns: Axis, addresses: np.ndarray) -> None:
+        self.framing, self.images, self.rows, self.columns = framing, images, rows, columns
         self.device = images.device
         self.prepare(addresses)
 
@@ -155,29 +163,13 @@ class _Picking(_Work):
         return pixels
 
 
-class _Fetching(_Work):
-    """By a kernel."""
+class _Resizing(_Work):
+    """By products with matrices, from the weights of both axes."""
 
-    def prepare(self, addresses: np.ndarray) -> None:
-        views = np.stack([axis.numbers[:, :5] for axis in (self.rows, self.columns)])
-        both = sent(np.concatenate([addresses.ravel(), views.ravel()]), self.device)  # one copy
-        self.addresses, self.views = (
-            both[: addresses.size].view(addresses.shape),
-            both[addresses.size :].view(views.shape),
-        )
-        self.fill = _levels(self.framing.fill, self.images.channels, self.device)
-
-    def made(self, here: slice, rows_first: bool) -> Tensor:
-        own = kernels(self.device)
-        assert own is not None
-        views, source = self.views[:, here].contiguous(), own.Planes(self.images.flat, *self.addresses[:, here])
-        shape = (views.shape[1], self.images.channels, self.rows.longest, self.columns.longest)
-        made: Tensor = own.picked(source, views, shape, self.framing.border, self.fill, self.table)
-        return made
-
-
-class _Weighing(_Work):
-    """A resize, from the weights of both axes."""
+    @staticmethod
+    def elements(rows: Axis, columns: Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
+        """Results are in halves."""
+        return np.maximum(rows.count, 2 * rows.longest), channels * np.maximum(columns.count, 2 * columns.longest)
 
     def prepare(self, addresses: np.ndarray) -> None:
         super().prepare(addresses)
@@ -187,52 +179,6 @@ class _Weighing(_Work):
         number, rows, columns = len(self.rows.numbers), self.rows.longest, self.columns.longest
         self.down = self.written(place[:number, :rows], weight[:number, :rows])
         self.across = self.written(place[number:, :columns], weight[number:, :columns])
-
-    def written(self, place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-
-class _Looking(_Weighing):
-    """By kernels."""
-
-    @staticmethod
-    def elements(rows: Axis, columns: Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes, where others make floats."""
-        high, wide = _Weighing.elements(rows, columns, channels)
-        return high, -(-wide // 4)
-
-    def prepare(self, addresses: np.ndarray) -> None:
-        super().prepare(addresses)
-        axes = np.stack([taps_each(axis.numbers, str(self.framing.filter)) for axis in (self.rows, self.columns)])
-        self.taken = sent(axes, self.device)
-
-    def written(self, place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Neighbouring places side by side."""
-        kept = (place.to(torch.int32), weight.to(torch.int32))
-        return kept[0].transpose(1, 2).contiguous(), kept[1].transpose(1, 2).contiguous()
-
-    def made(self, here: slice, rows_first: bool) -> Tensor:
-        own, channels = kernels(self.device), self.images.channels
-        assert own is not None
-        down, across = (
-            own.Taps(place[here], weight[here], taken[here])
-            for (place, weight), taken in zip((self.down, self.across), self.taken, strict=True)
-        )
-        source = own.Planes(self.images.flat, *self.addresses[:, here])
-        if rows_first:
-            made: Tensor = own.down(source, down, channels, self.columns.count[here])
-            return own.across(own.Planes.of(made), across, channels, _each(made.shape[2], made), self.table)
-        made = own.across(source, across, channels, self.rows.count[here])
-        return own.down(own.Planes.of(made), down, channels, _each(made.shape[3], made), self.table)
-
-
-class _Resizing(_Weighing):
-    """By products with matrices."""
-
-    @staticmethod
-    def elements(rows: Axis, columns: Axis, channels: int) -> tuple[np.ndarray, np.ndarray]:
-        """Results are in halves."""
-        return np.maximum(rows.count, 2 * rows.longest), channels * np.maximum(columns.count, 2 * columns.longest)
 
     def written(self, place: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As the matrices will have them: in halves where the device has matrix units."""
@@ -262,19 +208,6 @@ class _Resizing(_Weighing):
         pixels = pixels.view(number, height, channels * width)
         made = levels_times(weights, pixels, 1) if self.framing.is_whole else product(weights, pixels)
         return made.view(number, -1, channels, width)
-
-
-@functools.cache
-def _levels(fill: tuple[float, ...], channels: int, device: torch.device) -> Tensor:
-    """Whole levels, as torchvision makes them of what it was given."""
-    levels = torch.tensor(fill, dtype=torch.float64).to(torch.uint8).expand(channels).contiguous().to(device)
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()  # other streams will read it
-    return levels
-
-
-def _each(number: int, images: Tensor) -> np.ndarray:
-    return np.full(len(images), number)
 
 
 _unusable: set[str] = set()  # kinds of devices on which kernels of ours could not be started

@@ -14,12 +14,12 @@ MOST = 11  # of a window's side: places in it are counted in 8 bits
 
 def pooled(x: Tensor, side: int, stride: int, padding: int) -> Tensor:
     """What `max_pool2d(x, side, stride, padding)` gives, of N, C, H, W in channels_last."""
-    out: Tensor = _maxima(x, side, stride, padding)[0]
+    out: Tensor = maxima(x, side, stride, padding)[0]
     return out
 
 
 @torch.library.custom_op("hotlap::window_maxima", mutates_args=())
-def _maxima(x: Tensor, side: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
+def maxima(x: Tensor, side: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
     """The largest of each window, and its place in the window."""
     out, place = (_like(x, _pooled_size(x, side, stride, padding), dtype) for dtype in (x.dtype, torch.int8))
     if x.is_cuda:
@@ -35,7 +35,7 @@ def _maxima(x: Tensor, side: int, stride: int, padding: int) -> tuple[Tensor, Te
 
 
 @torch.library.custom_op("hotlap::window_maxima_backward", mutates_args=())
-def _given_back(grad: Tensor, place: Tensor, high: int, wide: int, side: int, stride: int, padding: int) -> Tensor:
+def given_back(grad: Tensor, place: Tensor, high: int, wide: int, side: int, stride: int, padding: int) -> Tensor:
     grad = grad.contiguous(memory_format=torch.channels_last)
     out = _like(grad, (high, wide), grad.dtype)
     if grad.is_cuda:
@@ -43,11 +43,16 @@ def _given_back(grad: Tensor, place: Tensor, high: int, wide: int, side: int, st
 
         give_back(grad, place, out, side, stride, padding)
         return out
-    down, across = (torch.arange(size) * stride - padding for size in grad.shape[2:])
-    at = (down[:, None] + place // side) * wide + across + place % side
+    at = pixels_at(place, wide, side, stride, padding)
     flat = grad.new_zeros(*grad.shape[:2], high * wide, dtype=torch.promote_types(grad.dtype, torch.float32))
     flat.scatter_add_(2, at.flatten(2), grad.flatten(2).to(flat.dtype))
     return out.copy_(flat.view(out.shape))
+
+
+def pixels_at(place: Tensor, wide: int, side: int, stride: int, padding: int) -> Tensor:
+    """Which pixel of its image each place is, row after row."""
+    down, across = (torch.arange(size, device=place.device) * stride - padding for size in place.shape[2:])
+    return (down[:, None] + place // side) * wide + across + place % side
 
 
 def _pooled_size(x: Tensor, side: int, stride: int, padding: int) -> tuple[int, int]:
@@ -60,13 +65,13 @@ def _like(x: Tensor, size: tuple[int, int], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
 
 
-@_maxima.register_fake
+@maxima.register_fake
 def _(x: Tensor, side: int, stride: int, padding: int) -> tuple[Tensor, Tensor]:
     size = _pooled_size(x, side, stride, padding)
     return _like(x, size, x.dtype), _like(x, size, torch.int8)
 
 
-@_given_back.register_fake
+@given_back.register_fake
 def _(grad: Tensor, place: Tensor, high: int, wide: int, side: int, stride: int, padding: int) -> Tensor:
     return _like(grad, (high, wide), grad.dtype)
 
@@ -79,7 +84,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor, _: Any) -> Any:
-    return _given_back(grad, *ctx.saved_tensors, *ctx.size, *ctx.window), None, None, None
+    return given_back(grad, *ctx.saved_tensors, *ctx.size, *ctx.window), None, None, None
 
 
-_maxima.register_autograd(_backward, setup_context=_keep)
+maxima.register_autograd(_backward, setup_context=_keep)
