@@ -264,10 +264,10 @@ def test_what_a_driver_loads_once_is_not_reckoned_for_every_trial() -> None:
     """Else the proof of a plan whose first trial was cold seems to need all that is left of the budget."""
     purse = epochs(Made({}))._purse
     cold = Run(torch="2.13.0", device="cuda", step_seconds=[12.0, 8.05, *[0.05] * 100])
-    purse.learn([Choice(Step(), {})], Timed(0.05, cold, "enough", 28.0, True))
+    purse.learn(Timed(0.05, cold, "enough", 28.0, True))
     assert purse.plan_seconds == pytest.approx(28.0 - 0.75 * 19.95)
     slow = Run(torch="2.13.0", device="cuda", step_seconds=[0.05] * 560)
-    purse.learn([Choice(Step(), {})], Timed(0.05, slow, "enough", 29.0, True))
+    purse.learn(Timed(0.05, slow, "enough", 29.0, True))
     assert purse.plan_seconds == 29.0
 
 

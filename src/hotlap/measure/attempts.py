@@ -87,7 +87,7 @@ class Attempts:
             self._pushed_out += [(enemy, choice) for choice in choices if clash(enemy, [choice])]
         self.found.plan[:] = plan
         self.found.level, self.found.after = timing.level, timing.run
-        self._purse.learn(self.found.plan, timing)
+        self._purse.learn(timing)
 
     def replace(self, choice: Choice, rest: list[Choice]) -> None:
         """Another setting of a technique that is in the plan, taken in where it is faster still."""

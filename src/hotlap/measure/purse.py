@@ -22,10 +22,9 @@ class Purse:
         self.reserved = 0.0  # of what is left for trials
         self.for_epochs: Callable[[], float] = float  # the same for whole epochs with the plan so far
 
-    def learn(self, plan: Sequence[Choice], timing: Timed) -> None:
-        """A plan was taken in. What one that compiles has made is there by now, so its trial tells nothing."""
-        if not any(choice.technique.start_up_seconds for choice in plan):
-            self.plan_seconds = timing.seconds_again
+    def learn(self, timing: Timed) -> None:
+        """A plan was taken in. Most of what one that compiles has made is there by now, but that takes long to load."""
+        self.plan_seconds = timing.seconds_again
 
     def has_room_for(self, plan: Sequence[Choice], trials: int = 1, start_up_seconds: float = 0.0) -> bool:
         return self.has_room(trials, start_up_seconds) or self._bench.knows(plan)

@@ -168,4 +168,4 @@ class Settling:
         self.found.plan, self.found.after = one.plan, one.timing.run
         self.found.level = math.exp(one.logs[0])
         self._whole = one.logs[1:]
-        self._purse.learn(one.plan, one.timing)
+        self._purse.learn(one.timing)
