@@ -75,6 +75,7 @@ def compiled_for_a_gpu() -> Callable[..., str]:
 
     def code(module: str, name: str, types: dict[str, str], constants: dict[str, Any]) -> str:
         kernel = getattr(importlib.import_module(module), name)
+        kernel = kernel.fn if isinstance(kernel, triton.runtime.Autotuner) else kernel
         names = kernel.arg_names
         known = {one: value for one, value in constants.items() if one in names}
         types = {"rows": "i32", "channels": "i32"} | types

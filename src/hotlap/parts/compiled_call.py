@@ -83,7 +83,10 @@ class _Backend:
             return graph.forward
         from torch import _inductor
 
-        return _inductor.compile(graph, inputs, dict(_inductor.list_mode_options(self._mode)))
+        from hotlap.parts.analysed_kernels import analysed_once
+
+        with analysed_once():
+            return _inductor.compile(graph, inputs, dict(_inductor.list_mode_options(self._mode)))
 
 
 class _Shapes:
