@@ -71,6 +71,15 @@ def test_where_nobody_goes_back_nothing_is_made() -> None:
     assert not found.any()
 
 
+def test_gradients_of_gradients_are_refused() -> None:
+    weight = images(8, 3, 3, 3)
+    norm = (None, None, None, None, 0.1, 1e-5)
+    (out,) = image_start((images(2, 3, 16, 16).detach(), weight, None, 2, 1), norm, (3, 2, 1))
+    (grad,) = torch.autograd.grad(out.square().sum(), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.square().sum().backward()
+
+
 class Start(nn.Module):
     """As ResNets have it, with what may be otherwise."""
 
@@ -142,6 +151,12 @@ def shortened(net: Start, x: Tensor) -> Tensor:
     return net.body(x)
 
 
+def hooked(net: Start, x: Tensor) -> Tensor:
+    seen = net.body(x)
+    x.register_hook(lambda grad: grad * 3)
+    return seen + x
+
+
 def negated(net: Start, x: Tensor) -> Tensor:
     x.permute(0, 2, 3, 1).neg_()
     return net.body(x) + x
@@ -155,6 +170,7 @@ def negated(net: Start, x: Tensor) -> Tensor:
         ({"reads": lambda net, x: x}, [False]),
         ({"reads": lambda net, x: net.body(x.mul_(2)) + x}, [False]),  # torch would refuse to change one of two
         ({"reads": negated}, [False]),
+        ({"reads": hooked}, [False]),  # by who sees all of its gradient
         ({"act": torch.relu}, [True]),
         ({"norm": nn.BatchNorm2d(8, affine=False)}, [True]),
         ({"norm": nn.BatchNorm2d(8, track_running_stats=False)}, [True]),
@@ -217,6 +233,31 @@ class Changed(Start):
         y = self.stem(x)
         x.zero_()
         return self.body(self.pool(torch.relu(self.norm(y)))) + x.mean()
+
+
+class Shut(Start):
+    """Its convolution is made without gradients, as a part that is not trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.stem(x)
+        return self.body(self.pool(torch.relu(self.norm(y))))
+
+
+def test_convolutions_that_are_made_without_gradients() -> None:
+    assert starts(Shut(), photos()) == []
+
+
+def test_what_is_handed_out_is_given_out_once() -> None:
+    """Whoever changes it then meets what torch has kept."""
+    finder, net = Starts(), Start(reads=lambda net, x: (net.body(x).float().mean(), x))
+    call = torch.compile(net.to(memory_format=torch.channels_last), backend=Backend(finder), dynamic=False)
+    with torch.autocast("cpu", LOW):
+        loss, out = call(photos())
+    out.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert finder.found == [False]
 
 
 def test_images_that_are_changed_meanwhile() -> None:

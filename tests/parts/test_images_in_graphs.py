@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 
 from hotlap.parts.image_stem import convolve_blocks
 from hotlap.parts.images_in_graphs import lean_images
@@ -446,6 +447,157 @@ def test_two_norms_become_one(add: Callable[..., Tensor], norms: int | None) -> 
     for theirs, own, right in zip(*found, strict=True):
         apart = [float((one.double() - right).norm()) for one in (theirs, own)]
         assert apart[1] <= 1.5 * apart[0] + 1e-3 * float(right.norm()) + 1e-6
+
+
+def shut_relu(net: Shortcut, x: Tensor) -> Tensor:
+    normed = net.norm(net.conv(x))
+    with torch.no_grad():
+        out = F.relu(normed)
+    return out + net.other(net.beside(x))
+
+
+def shut_norm(net: Shortcut, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        normed = net.norm(net.conv(x))
+    return F.relu(normed + net.beside(x))
+
+
+def shut_second_norm(net: Shortcut, x: Tensor) -> Tensor:
+    normed = net.norm(net.conv(x))
+    with torch.no_grad():
+        other = net.other(net.beside(x))
+    return F.relu(normed + other)
+
+
+def shut_end(net: Shortcut, x: Tensor) -> Tensor:
+    added = net.norm(net.conv(x)) + net.beside(x)
+    with torch.no_grad():
+        out = F.relu(added)
+    return out + added.mean()
+
+
+@pytest.mark.parametrize("forward", [shut_relu, shut_norm, shut_second_norm, shut_end])
+def test_what_is_made_without_gradients_gets_none(forward: Callable[[Shortcut, Tensor], Tensor]) -> None:
+    x = images(8, 4, 16, 16, dtype=torch.float32).detach()
+    found = []
+    for backend in ("eager", Backend()):
+        torch.manual_seed(0)
+        net = Shortcut(torch.add).to(memory_format=torch.channels_last)
+        with torch.autocast("cpu", LOW):
+            out = torch.compile(functools.partial(forward, net), backend=backend, dynamic=False)(x)
+        out.double().square().mean().backward()
+        has = {name: one.grad is not None and bool(one.grad.any()) for name, one in net.named_parameters()}
+        found.append({name: one for name, one in has.items() if not name.endswith(NOISE)})
+    assert found[0] == found[1] and True in found[0].values()
+
+
+def test_layouts_stay_where_what_is_added_has_another() -> None:
+    """Torch's sum lies as the first of both."""
+    module = norm()
+    assert left(lambda x: F.relu(x.contiguous() + module(x * 1)).view(8, -1), images(8, 4, 16, 16, dtype=LOW)) == 1
+
+
+def changed_pixels(module: nn.Module, x: Tensor) -> Tensor:
+    y = x * 2
+    seen = y.view_as(y)
+    normed = module(seen)
+    y.zero_()
+    return F.relu(normed + x)
+
+
+def changed_weights(module: nn.Module, x: Tensor) -> Tensor:
+    normed = module(x * 2)
+    module.weight.zero_()
+    return F.relu(normed + x)
+
+
+@pytest.mark.parametrize("how", [changed_pixels, changed_weights])
+def test_norms_take_what_is_there_when_they_are_reached(how: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    plain, ours = norm(), norm()
+    x = images(8, 4, 16, 16, dtype=LOW).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(functools.partial(how, ours), backend=Backend())(x), how(plain, x))
+    torch.testing.assert_close(ours.running_var, plain.running_var, rtol=1e-3, atol=1e-5)
+
+
+def joined(net: Shortcut, x: Tensor) -> Tensor:
+    return F.relu(net.norm(net.conv(x)) + net.beside(x))
+
+
+def test_what_is_handed_out_is_not_changed_unnoticed() -> None:
+    """What was kept for the way back lies there, too: torch tells so."""
+    net, last = Shortcut(torch.add).to(memory_format=torch.channels_last), nn.Conv2d(8, 8, 3)
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        out = joined(net, x)
+        return last(out).mean(), out
+
+    def backend(graph: Any, given: Any) -> Any:
+        assert ON_A_CPU(graph) == 1
+        return aot_eager(graph, given)
+
+    with torch.autocast("cpu", LOW):
+        loss, out = torch.compile(forward, backend=backend)(images(8, 4, 16, 16, dtype=torch.float32))
+    with torch.no_grad():
+        out.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def changed_later(net: Shortcut, x: Tensor) -> Tensor:
+    out = joined(net, x)
+    return out.float().mean() + out.mul_(2).float().sum()
+
+
+def test_one_of_two_readers_may_change_it() -> None:
+    """Torch forbids it only to who goes back there."""
+    net = Shortcut(torch.add).to(memory_format=torch.channels_last)
+    with torch.autocast("cpu", LOW):
+        left(functools.partial(changed_later, net), images(8, 4, 16, 16, dtype=torch.float32))
+
+
+def test_hooks_see_all_of_a_gradient() -> None:
+    net, last = Shortcut(torch.add).to(memory_format=torch.channels_last), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(x: Tensor) -> Tensor:
+        out = joined(net, x)
+        seen = last(out)
+        out.register_hook(lambda grad: grad * 0)
+        return seen + out
+
+    backend = Backend()
+    with torch.autocast("cpu", LOW):
+        torch.compile(forward, backend=backend)(images(8, 4, 16, 16, dtype=torch.float32)).float().sum().backward()
+    assert backend.counts == [1] and last.weight.grad.any() and not net.beside.weight.grad.any()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda module, x: torch.func.grad(lambda y: module(y).float().square().sum())(x),
+        lambda module, x: torch.vmap(lambda y: module(y * 1))(x.view(2, 4, 4, 16, 16)),
+        lambda module, x: torch.func.grad(lambda y: F.max_pool2d(y, 3, 2, 1).float().sum())(x),
+    ],
+)
+def test_what_torch_transforms_is_left_alone(how: Callable[..., Tensor]) -> None:
+    module = norm(track_running_stats=False)
+    assert left(functools.partial(how, module), images(8, 4, 16, 16, dtype=LOW)) == 0
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: batch_norm(x, None, None, None, None, 0.1, 1e-5),
+        lambda x: joined_batch_norm(x, x * 2, None, None, None, None, 0.1, 1e-5)[0],
+        lambda x: joined_batch_norm(x, x * x, *(None, None, None, None, 0.1, 1e-5) * 2)[1],
+        lambda x: pooled(x, 3, 2, 1),
+    ],
+)
+def test_gradients_of_gradients_are_refused(made: Callable[[Tensor], Tensor]) -> None:
+    x = images(4, 6, 5, 5)
+    (grad,) = torch.autograd.grad(made(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"differentiate twice|no autograd formula"):
+        grad.square().sum().backward()
 
 
 def test_a_norm_that_is_used_twice_keeps_its_order() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 from hotlap.parts.image_stem import blocked
@@ -67,6 +68,7 @@ class _Start(torch.autograd.Function):
         return (out, mean, var, out.view_as(out)) if is_read_twice else (out, mean, var)
 
     @staticmethod
+    @once_differentiable  # what is kept of the way there has no way back of its own
     def backward(ctx: Any, grad: Tensor | None, _mean: Any, _var: Any, twin: Tensor | None = None) -> Any:
         x, weight, bias, y, place, kept, mean, inverse, norm_weight, norm_bias = ctx.saved_tensors
         if grad is None:

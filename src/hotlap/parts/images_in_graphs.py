@@ -20,10 +20,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
-from hotlap.parts.graph_operations import Writer, changes_its_input, is_same, operation, value
+from hotlap.parts.graph_operations import Writer, changes_its_input, is_same, operation, shares_memory, value
 from hotlap.parts.image_stem import convolve_blocks
 from hotlap.parts.joined_norm import joined_batch_norm
-from hotlap.parts.starts_in_graphs import join_starts
+from hotlap.parts.starts_in_graphs import between, can_be_twins, join_starts, turns_nothing
 from hotlap.parts.summed_norm import batch_norm
 from hotlap.parts.window_maxima import MOST, pooled
 
@@ -35,6 +35,8 @@ _FEW_CHANNELS, _LONGEST_STRIDE = 4, 4
 
 def lean_images(graph_module: GraphModule, devices: Sequence[str] = ("cuda",)) -> int:
     count = 0
+    if any("increment_nesting" in getattr(node.target, "__name__", "") for node in graph_module.graph.nodes):
+        return count  # of torch.func, which takes no functions like ours
     for node in list(graph_module.graph.nodes):
         change = _CHANGES.get(node.target) if node.op == "call_function" else None
         if change is not None and _is_of_images(node, devices):
@@ -51,7 +53,7 @@ def lean_images(graph_module: GraphModule, devices: Sequence[str] = ("cuda",)) -
 def _take_in(norm: Node) -> None:
     """Relu becomes part of it, where nothing else reads it, or what is added and then rectified."""
     reader = _only_reader(norm)
-    if reader is None:
+    if reader is None or not turns_nothing(norm, reader):
         return
     if _is_relu(reader):
         norm.kwargs = {"is_rectified": True, "is_whole": all(one.target in _FROM_MEMORY for one in reader.users)}
@@ -68,15 +70,17 @@ def _join(norm: Node, add: Node, relu: Node | None) -> None:
         return
     is_twofold = _is_plain_norm(added) and _only_reader(added) is add
     writes = changes_its_input(add) and add.args[0] is not norm and not is_twofold
-    if not _reads_alone(norm) or writes:
+    is_apart = not value(relu).is_contiguous(memory_format=torch.channels_last)
+    if not _can_wait(norm, relu) or writes or is_apart:
         return
-    is_twofold = is_twofold and _reads_alone(added)
+    is_twofold = is_twofold and _can_wait(added, relu)
     given = (x, added.args[0], *others, *added.args[1:]) if is_twofold else (x, added, *others)
     with add.graph.inserting_before(add):
         pair = add.graph.call_function(joined_batch_norm, given)
         first, second = (add.graph.call_function(operator.getitem, (pair, place)) for place in (0, 1))
     first.meta["example_value"] = second.meta["example_value"] = value(relu)
-    for reader in list(relu.users)[1:]:
+    pair.meta["example_value"] = (value(relu), value(relu))
+    for reader in list(relu.users)[1:] if can_be_twins(relu) else ():
         reader.replace_input_with(relu, second)
     relu.replace_all_uses_with(first)
     for node in (relu, add, norm, *([added] if is_twofold else [])):
@@ -87,9 +91,13 @@ def _is_plain_norm(node: Node) -> bool:
     return node.target is batch_norm and not node.kwargs
 
 
-def _reads_alone(norm: Node) -> bool:
-    """Whether nobody else has to do with its pixels and its running statistics."""
-    return all(set(one.users) == {norm} for one in norm.args[:3] if isinstance(one, Node))
+def _can_wait(norm: Node, last: Node) -> bool:
+    """Whether it is the same there: nobody else has to do with its pixels and its running statistics, nothing that it
+    reads is written to before, and gradients are on or off as they were."""
+    is_alone = all(set(one.users) == {norm} for one in norm.args[:3] if isinstance(one, Node))
+    writers = [one for one in between(norm, last) if changes_its_input(one) and one.args]
+    is_changed = any(shares_memory(one.args[0], given) for one in writers for given in norm.all_input_nodes)
+    return is_alone and turns_nothing(norm, last) and not is_changed
 
 
 def _only_reader(node: Node) -> Node | None:

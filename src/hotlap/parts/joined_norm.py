@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hotlap.parts.summed_norm import (
     Norm,
@@ -82,6 +83,7 @@ class _JoinedNorm(torch.autograd.Function):
         return out, out.view_as(out), *statistics
 
     @staticmethod
+    @once_differentiable  # what is kept of the way there has no way back of its own
     def backward(ctx: Any, grad: Tensor | None, twins: Tensor | None, *_: Any) -> Any:
         marks, *saved = ctx.saved_tensors
         sides = [_Side(*saved[first : first + 5]) for first in range(0, len(saved), 5)]

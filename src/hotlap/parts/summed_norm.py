@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _OVER = (0, 2, 3)
 
@@ -66,6 +67,7 @@ class _Norm(torch.autograd.Function):
         return (out.relu() if is_rectified else out).to(x.dtype), mean, var
 
     @staticmethod
+    @once_differentiable  # what is kept of the way there has no way back of its own
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         x, weight, bias, mean, inverse = ctx.saved_tensors
         scale, shift = affine_of(weight, bias, inverse)
