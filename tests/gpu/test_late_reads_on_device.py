@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+import time
 
 import pytest
 import torch
@@ -88,20 +89,24 @@ def test_the_same_bits(dtype: torch.dtype) -> None:
 
 
 def test_nobody_else_is_kept_from_the_device_while_a_number_is_waited_for() -> None:
-    """As whoever makes the next batches in a thread of its own."""
-    value, other, done = torch.ones((), device="cuda"), torch.cuda.Stream(), threading.Event()
-    has_begun = threading.Event()
+    """As whoever makes the next batches in a thread of its own: what it asks for is begun while the device still works
+    on what the number waits for."""
+    value, other, over = torch.ones((), device="cuda"), torch.cuda.Stream(), torch.cuda.Event()
+    place, has_begun, was_over = torch.zeros(16, device="cuda"), threading.Event(), []
 
     def work() -> None:
         has_begun.wait()
+        time.sleep(0.1)  # the number is waited for by then
         with torch.cuda.stream(other):
-            torch.zeros(16, device="cuda").add_(1)
-        done.set()
+            place.add_(1)
+        was_over.append(over.query())
 
     thread = threading.Thread(target=work)
     thread.start()
     torch.cuda._sleep(2_000_000_000)  # more than a second of the device's own
+    over.record()
     number = read_later(value + 1)
     has_begun.set()
-    assert read_now(number) == 2.0 and done.is_set()
+    assert read_now(number) == 2.0
     thread.join()
+    assert was_over == [False]

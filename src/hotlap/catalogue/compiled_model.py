@@ -35,7 +35,7 @@ class CompiledModel(Technique):
     units can read; batch norm takes plain sums, of deviations from one pixel and of their squares, and with relu after
     it, and what is added before that, it is made and gone back through by kernels that read each pixel once;
     overlapping windows of a max pooling give their gradients back in one kernel. Where a network begins with all of
-    these they are one, with nothing written in between.
+    these they are one: on the way there nothing is written between convolution and windows.
 
     A network made of blocks that are built alike can be compiled block by block (`part=block`): each kind of block
     once, and used for all of them. It starts sooner, and gives up what could be fused across blocks.

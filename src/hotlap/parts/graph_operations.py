@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -118,6 +119,16 @@ def after(node: Node) -> Iterator[Node]:
     while later.op != "root":
         yield later
         later = later.next
+
+
+def between(first: Node, last: Node) -> Iterator[Node]:
+    """What stands after the one and before the other."""
+    return takewhile(lambda one: one is not last, after(first))
+
+
+def turns_nothing(first: Node, last: Node) -> bool:
+    """Whether gradients, or autocast, are on or off at one as they are at the other."""
+    return not any(is_setting(one) for one in between(first, last))
 
 
 def is_changed_after(node: Node, given: Node) -> bool:

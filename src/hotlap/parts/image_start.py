@@ -1,7 +1,7 @@
 """The start of an image network as one: a first convolution, batch norm in training, relu, and max pooling by windows
-that overlap. Between convolution and windows nothing is written, neither on the way there nor back: pixels are normed
-where windows look at them, sums for the norm are taken over what windows chose, as nothing else is given back to, and
-the gradient of pixels is made where that of the weights reads it. Images need none."""
+that overlap. On the way there nothing is written between convolution and windows: pixels are normed where windows look
+at them. On the way back sums for the norm are taken over what windows chose, as nothing else is given back to; and the
+convolution's gradient is made, from what came back to pixels, where that of its weights reads it. Images need none."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The start of an image network as three Triton kernels over N, C, H, W in channels_last and 16 bits: the largest of
 each window of what is normed and rectified on the way, the sums of what is given back to those alone, and the gradient
-of the convolution's weights, for which no gradient of a pixel is written.
+of the convolution's weights, for which that of what it made is not written.
 
 Imported where triton is there: it comes with torch's CUDA builds."""
 

@@ -20,10 +20,19 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
-from hotlap.parts.graph_operations import Writer, changes_its_input, is_same, operation, shares_memory, value
+from hotlap.parts.graph_operations import (
+    Writer,
+    between,
+    changes_its_input,
+    is_same,
+    operation,
+    shares_memory,
+    turns_nothing,
+    value,
+)
 from hotlap.parts.image_stem import convolve_blocks
 from hotlap.parts.joined_norm import joined_batch_norm
-from hotlap.parts.starts_in_graphs import between, can_be_twins, join_starts, turns_nothing
+from hotlap.parts.starts_in_graphs import can_be_twins, join_starts
 from hotlap.parts.summed_norm import batch_norm
 from hotlap.parts.window_maxima import MOST, pooled
 

@@ -71,22 +71,22 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         x, weight, bias, mean, inverse = ctx.saved_tensors
         scale, shift = affine_of(weight, bias, inverse)
-        passed, apart = grad.to(mean.dtype), x.to(mean.dtype) - wide(mean)
-        if ctx.is_rectified:  # told again from the pixel, which is read anyway
-            passed = torch.where(apart * wide(scale) + wide(shift) <= 0.0, 0.0, passed)
         if has_kernels(x):
             from hotlap.parts.norm_kernels import grad_sums
 
             by = (mean, inverse, scale, shift)
             sums, along, level = grad_sums(as_rows(grad), as_rows(x), *by, ctx.is_rectified)
-        else:
-            sums = _plain_sums(passed, apart)
-            along, level = shares_of(*sums, x, inverse)
         if ctx.is_whole:
             from hotlap.parts.pixel_kernels import given_back
 
             for_x = as_images(given_back(as_rows(grad), as_rows(x), mean, scale, shift, along, level, True), x)
         else:
+            passed, apart = grad.to(mean.dtype), x.to(mean.dtype) - wide(mean)
+            if ctx.is_rectified:  # told again from the pixel, which is read anyway
+                passed = torch.where(apart * wide(scale) + wide(shift) <= 0.0, 0.0, passed)
+            if not has_kernels(x):
+                sums = _plain_sums(passed, apart)
+                along, level = shares_of(*sums, x, inverse)
             for_x = ((passed - apart * wide(along) - wide(level)) * wide(scale)).to(x.dtype)
         return for_x, *for_affine(sums[1], sums[0], weight, bias, inverse), None, None, None
 
