@@ -4,6 +4,7 @@ known time is a sleep under another name; shares are compared, never times."""
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import random
@@ -710,3 +711,16 @@ def test_an_empty_or_torn_folder_tells_nothing(tmp_path: Path) -> None:
     assert feed_facts(str(tmp_path)).makers == []
     (tmp_path / "feed-1-2.json").write_text(json.dumps({"worker": 0})[:-4])
     assert feed_facts(str(tmp_path)) == feed_facts(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_nothing_is_collected_while_threads_are_looked_at(is_on: bool, monkeypatch) -> None:
+    """Python 3.11 once stood still for ever here."""
+    plain, seen, was_on = sys._current_frames, [], gc.isenabled()
+    monkeypatch.setattr(sys, "_current_frames", lambda: (seen.append(gc.isenabled()), plain())[1])
+    try:
+        gc.enable() if is_on else gc.disable()
+        assert feeding_module._frame_of(threading.get_ident()) is not None
+        assert (seen, gc.isenabled()) == ([False], is_on)
+    finally:
+        gc.enable() if was_on else gc.disable()

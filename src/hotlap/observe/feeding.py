@@ -6,6 +6,7 @@ also when the script was killed. Forked workers inherit what is attached here; o
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import linecache
 import os
@@ -133,6 +134,18 @@ class _Collating:
             self._task.collate_seconds += clock() - start
 
 
+def _frame_of(thread: int) -> Any:
+    """Python before 3.13 waits for itself for ever, and the script with it, if the collector comes in while it looks at
+    all threads and finds something that belongs to one."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _dataset(fetcher: Any) -> Any:
     """The script's own, where something of ours stands before it."""
     return getattr(fetcher.dataset, "__wrapped__", fetcher.dataset)
@@ -234,7 +247,7 @@ class _Process:
             due = clock() + pause
             time.sleep(pause)
             for thread, task in list(self.making.items()):
-                stack = stack_below(sys._current_frames().get(thread), self._code)
+                stack = stack_below(_frame_of(thread), self._code)
                 if stack and stack[-1][0].co_filename != self._code.co_filename:  # not our own part of it
                     label, seen = task.ledger.labels.label(stack), task.ledger.seen
                     blind_seconds = clock() - max(due, task.since)  # with what labelling took
