@@ -15,7 +15,7 @@ from torch.nn import functional
 from hotlap.parts import image_start
 from hotlap.parts.image_stem import convolve_blocks
 
-MODULE = "hotlap.parts.image_start_kernels"
+MODULE, BESIDE = "hotlap.parts.image_start_kernels", ["hotlap.parts.start_convolution_kernels"]
 LASTING = {"memory_format": torch.channels_last}
 WINDOWS = [(3, 2, 1, 8, 8), (3, 2, 1, 9, 7), (3, 1, 1, 5, 6), (3, 2, 0, 9, 10), (5, 3, 2, 11, 10), (2, 1, 0, 4, 6)]
 LOW = torch.float16  # numpy has it, so that the interpreter rounds as a GPU does
@@ -127,7 +127,7 @@ def test_a_start_by_kernels(
     assert all(own.dtype is LOW and float(own.float().norm()) < 0.5 for own in found[2][4:])  # all but nothing
 
 
-def test_what_a_gpu_asks_of_operations() -> None:
+def test_what_a_gpu_asks_of_operations(interpreted: ModuleType) -> None:
     """Of what the compiler is told about them: sizes, types, and how they lie."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -138,6 +138,9 @@ def test_what_a_gpu_asks_of_operations() -> None:
         passed, sums = image_start._passed(out, None, kept, mean, mean, mean)
         by = torch.stack([mean] * 4)
         weights, biases = image_start._weighed(y, y, image, by, True)
+        convolved, parts, start = image_start._convolved(image, weights.permute(0, 3, 1, 2).to(LOW), None)
+    assert convolved.shape == y.shape and convolved.stride() == y.stride() and convolved.dtype is LOW
+    assert parts.shape[1:] == (2, 8) and start.shape == (8,) and parts.dtype is start.dtype is torch.float32
     for one in (out, place, kept, passed):
         assert one.shape == (2, 8, 8, 10) and one.is_contiguous(**LASTING)
     types = [one.dtype for one in (out, place, kept, passed, sums, weights, biases)]

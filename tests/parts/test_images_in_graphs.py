@@ -347,8 +347,9 @@ def test_what_is_read_from_memory_in_any_case(reads: Callable[..., Tensor], is_w
     assert found == {"is_rectified": True, "is_whole": is_whole}
 
 
-def check_as_near(made: Callable[[], nn.Module], x: Tensor) -> Any:
-    """Under autocast: no farther from the module in double than torch's own way is. Gives the changed graph."""
+def check_as_near(made: Callable[[], nn.Module], x: Tensor, slack: float = 1e-3) -> Any:
+    """Under autocast: no farther from the module in double than torch's own way is, but for that part of it. Gives the
+    changed graph."""
     graphs: list[Any] = []
     backend = Backend(lambda graph: (graphs.append(graph), ON_A_CPU(graph))[1])
     plain, ours, exact = (made().to(memory_format=torch.channels_last) for _ in range(3))
@@ -364,7 +365,7 @@ def check_as_near(made: Callable[[], nn.Module], x: Tensor) -> Any:
         found.append([mine.grad, *weights, *(one for one in module.buffers() if one.is_floating_point())])
     for theirs, own, right in zip(*found, strict=True):
         apart = [float((one.double() - right).norm()) for one in (theirs, own)]
-        assert apart[1] <= 1.5 * apart[0] + 1e-3 * float(right.norm()) + 1e-6
+        assert apart[1] <= 1.5 * apart[0] + slack * float(right.norm()) + 1e-6
     return graphs[0].graph
 
 

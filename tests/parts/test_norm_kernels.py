@@ -28,24 +28,39 @@ def marks_of(out: torch.Tensor) -> torch.Tensor:
 
 
 def shares_of(totals: torch.Tensor, inverses: torch.Tensor, rows: int) -> list[torch.Tensor]:
-    """What follows from sums of gradients, and of gradients times deviations of one kind of pixels or two."""
-    return [totals, totals[1:] * inverses.square() / rows, totals[0] / rows]
+    """What follows from sums of gradients, and of gradients times deviations of one kind of pixels or two: for biases
+    and weights, and what is taken away."""
+    for_affine = torch.cat([totals[:1], totals[1:] * inverses, *([totals[:1]] if len(inverses) > 1 else [])])
+    return [for_affine, totals[1:] * inverses.square() / rows, totals[0] / rows]
 
 
 @pytest.mark.parametrize("shift", [0.0, 100.0])
+@pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize(("rows", "channels"), SIZES)
-def test_statistics(rows: int, channels: int, shift: float, interpreted: ModuleType) -> None:
-    x = (made(rows, channels, 1)[0] + shift).bfloat16()
-    mean, var, inverse = interpreted.statistics(x, 1e-3)
-    exact = x.double()
-    torch.testing.assert_close(mean.double(), exact.mean(0), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(var.double(), exact.var(0, correction=0), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(inverse, torch.rsqrt(var + 1e-3), rtol=1e-5, atol=0)
+def test_statistics(rows: int, channels: int, is_known: bool, shift: float, interpreted: ModuleType) -> None:
+    """Of pixels, or by sums that are there already; running ones are moved on."""
+    x, weight = (made(rows, channels, 1)[0] + shift).bfloat16(), torch.rand(channels)
+    exact, running = x.double(), [torch.randn(channels), torch.rand(channels)]
+    expected = [exact.mean(0), exact.var(0, correction=0)]
+    moved = [one.double().lerp(now, 0.3) for one, now in zip(running, [expected[0], exact.var(0)], strict=True)]
+    if is_known:
+        apart = x.float() - 7
+        halves = [sums_of(half, half) for half in apart.tensor_split(2)]
+        given = (torch.stack(halves), torch.full((channels,), 7.0), rows)
+        mean, inverse, scale = interpreted.statistics_of_sums(*given, weight, *running, 0.3, 1e-3)
+    else:
+        mean, inverse, scale = interpreted.statistics(x, weight, *running, 0.3, 1e-3)
+    close = {"rtol": 1e-2, "atol": 1e-2} if is_known and shift else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(mean.double(), expected[0], **close)
+    torch.testing.assert_close(inverse.double(), torch.rsqrt(expected[1] + 1e-3), **close)
+    torch.testing.assert_close(scale, inverse * weight, rtol=1e-6, atol=0)
+    torch.testing.assert_close([one.double() for one in running], moved, **close)
 
 
 def test_pixels_that_do_not_vary(interpreted: ModuleType) -> None:
-    _, var, inverse = interpreted.statistics(torch.full((100, 8), 3.0), 0.25)
-    assert torch.equal(var, torch.zeros(8)) and torch.equal(inverse, torch.full((8,), 2.0))
+    mean, inverse, scale = interpreted.statistics(torch.full((100, 8), 3.0), None, None, None, 0.1, 0.25)
+    assert torch.equal(inverse, torch.full((8,), 2.0)) and torch.equal(scale, inverse)
+    assert torch.equal(mean, torch.full((8,), 3.0))
 
 
 @pytest.mark.parametrize("is_rectified", [True, False])
@@ -92,5 +107,6 @@ def test_they_compile_for_a_gpu(name: str, compiled_for_a_gpu: Callable[..., str
 
 @pytest.mark.parametrize("name", ["_statistics", "_add_up"])
 def test_what_adds_up_compiles_for_a_gpu(name: str, compiled_for_a_gpu: Callable[..., str]) -> None:
-    types = {"x": "*bf16", "runs": "i32", "eps": "fp32"}
-    assert "ld.global" in compiled_for_a_gpu(MODULE, name, types, {"COUNT": 3, "RUNS": 128, "CHANNELS": 16})
+    types = {"begin": "*bf16", "runs": "i32", "eps": "fp32", "momentum": "fp32"}
+    constants = {"COUNT": 3, "RUNS": 128, "CHANNELS": 16, "HAS_WEIGHT": True, "IS_RUNNING": True}
+    assert "ld.global" in compiled_for_a_gpu(MODULE, name, types, constants)

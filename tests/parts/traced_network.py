@@ -16,7 +16,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition
 from triton.backends.compiler import GPUTarget
 
-from hotlap.parts import image_start, joined_norm, summed_norm
+from hotlap.parts import image_start, joined_norm, summed_convolution, summed_norm
 from hotlap.parts.analysed_kernels import NAMES, analysed_once
 from hotlap.parts.images_in_graphs import lean_images
 
@@ -76,7 +76,7 @@ def main() -> None:
         get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0,
         get_active_torch_device=lambda: torch.device("cpu"),
     )  # fmt: skip
-    for module in (summed_norm, joined_norm, image_start):
+    for module in (summed_norm, joined_norm, image_start, summed_convolution):
         module.has_kernels = lambda x: True
     plain, looks = getattr(WRAP, NAME), []
     setattr(WRAP, NAME, lambda *given, **more: (looks.append(1), plain(*given, **more))[1])

@@ -30,12 +30,14 @@ class CompiledModel(Technique):
     where it finds a place, and takes loss and all of backward into its one graph. `max-autotune` also tries
     several kernels for each matrix product, which takes minutes; `tune` tries it last, where another mode gained.
 
-    Three things the compiler does slowly with images in channels_last and 16 bits are said otherwise in its graphs on
+    Four things the compiler does slowly with images in channels_last and 16 bits are said otherwise in its graphs on
     an NVIDIA GPU: a first convolution that strides over a few channels becomes one over blocks of pixels, which matrix
     units can read; batch norm takes plain sums, of deviations from one pixel and of their squares, and with relu after
     it, and what is added before that, it is made and gone back through by kernels that read each pixel once;
-    overlapping windows of a max pooling give their gradients back in one kernel. Where a network begins with all of
-    these they are one: on the way there nothing is written between convolution and windows.
+    convolutions of single pixels, where memory is their limit, tell the norm after them those sums, and what they give
+    back to such an addition is added up there without being written; overlapping windows of a max pooling give their
+    gradients back in one kernel. Where a network begins with convolution, norm, relu and windows they are one: on the
+    way there nothing is written between convolution and windows.
 
     A network made of blocks that are built alike can be compiled block by block (`part=block`): each kind of block
     once, and used for all of them. It starts sooner, and gives up what could be fused across blocks.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -38,6 +38,7 @@ _METHODS |= {"bmm": "matmul", "multiply": "mul", "divide": "div", "true_divide":
 _METHODS |= dict.fromkeys(("float", "half", "bfloat16", "type", "type_as", "contiguous"), "to")
 _OPERATORS = {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"}
 _OPERATORS |= {"matmul", "concat"}  # each with a form that works in place
+CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups"), (None, 1, 0, 1, 1)
 _IDLE = ("_log_api_usage_once",)  # they neither make nor change anything
 
 
@@ -146,6 +147,20 @@ def _storages(node: Any) -> set[int]:
     return {StorageWeakRef(leaf.untyped_storage()).cdata for leaf in made if isinstance(leaf, torch.Tensor)}
 
 
+def given(node: Node, names: Sequence[str], defaults: Sequence[Any]) -> list[Any]:
+    """What it is given, by the names of torch's parameters; the last ones have defaults."""
+    known = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    known |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    return [known[name] for name in names]
+
+
+def square(given: Any) -> int | None:
+    """3 of `3`, `(3,)` and `(3, 3)`."""
+    sides = set(given) if isinstance(given, (tuple, list)) else {given}
+    side = sides.pop() if len(sides) == 1 else None
+    return side if isinstance(side, int) and not isinstance(side, bool) else None
+
+
 def is_same(one: Iterable[Any], other: Iterable[Any]) -> bool:
     """Of sizes, some of which may be symbols: whether they are known to be equal, without asking for a guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -188,3 +203,7 @@ class Writer:
             made = target(*given, **options)
         node.meta["example_value"] = made
         return node
+
+
+def cast(writer: Writer, node: Node, kind: torch.dtype) -> Node:
+    return node if value(node).dtype is kind else writer.method("to", node, kind)

@@ -14,16 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d
 
 from hotlap.parts.image_stem import blocked
-from hotlap.parts.summed_norm import (
-    Norm,
-    affine_of,
-    for_affine,
-    has_kernels,
-    move_on,
-    shares_of,
-    statistics_of,
-    wide,
-)
+from hotlap.parts.summed_norm import Norm, for_affine, has_kernels, known_of, shares_of, wide
 from hotlap.parts.window_maxima import given_back, maxima, pixels_at
 
 MOST = 5  # of a pooling window's side: it is written out
@@ -40,42 +31,51 @@ def image_start(
     image, weight, bias, stride, padding = convolution
     x, weight = blocked(image, weight, stride, padding)
     by = Norm(*norm)
-    out, mean, var, *twins = _Start.apply(x, weight, bias, by.weight, by.bias, by.eps, tuple(window), is_read_twice)
-    high, across = (size - weight.shape[2] + 1 for size in x.shape[2:])
-    move_on(by, mean, var, x.shape[0] * high * across)
-    return out, *twins
+    with torch.no_grad():
+        y, sums = _with_sums(x, weight, bias)
+    made: tuple[Tensor, ...] = _Start.apply(
+        x, weight, bias, y, by.weight, by.bias, *known_of(y, by, sums), tuple(window), is_read_twice
+    )
+    return made
+
+
+def _with_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Any]:
+    if _is_ours(x):
+        from hotlap.parts.start_convolution_kernels import is_fit
+
+        if is_fit(x, weight, bias):
+            y, *sums = _convolved(x, weight, bias)
+            return y, sums
+    return conv2d(x, weight, bias), None
 
 
 class _Start(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor | None, norm_bias: Tensor | None,
-        eps: float, window: tuple[int, int, int], is_read_twice: bool,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, norm_weight: Tensor | None,
+        norm_bias: Tensor | None, mean: Tensor, inverse: Tensor, scale: Tensor, shift: Tensor,
+        window: tuple[int, int, int], is_read_twice: bool,
     ) -> Any:  # fmt: skip
-        y = conv2d(x, weight, bias)
-        mean, var, inverse = statistics_of(y, eps)
-        scale, shift = affine_of(norm_weight, norm_bias, inverse)
         if _is_ours(y):
             out, place, kept = _found(y, mean, scale, shift, *window)
         else:
             level = ((y.to(mean.dtype) - wide(mean)) * wide(scale) + wide(shift)).relu().to(y.dtype)
             out, place = maxima(level, *window)
             kept = y.flatten(2).gather(2, pixels_at(place, y.shape[3], *window).flatten(2)).view(place.shape)
-        ctx.save_for_backward(x, weight, bias, y, place, kept, mean, inverse, norm_weight, norm_bias)
+        known = (mean, inverse, scale, shift)
+        ctx.save_for_backward(x, weight, bias, y, place, kept, norm_weight, norm_bias, *known)
         ctx.window = window
-        ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
-        return (out, mean, var, out.view_as(out)) if is_read_twice else (out, mean, var)
+        return (out, out.view_as(out)) if is_read_twice else (out,)
 
     @staticmethod
     @once_differentiable  # what is kept of the way there has no way back of its own
-    def backward(ctx: Any, grad: Tensor | None, _mean: Any, _var: Any, twin: Tensor | None = None) -> Any:
-        x, weight, bias, y, place, kept, mean, inverse, norm_weight, norm_bias = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor | None, twin: Tensor | None = None) -> Any:
+        x, weight, bias, y, place, kept, norm_weight, norm_bias, mean, inverse, scale, shift = ctx.saved_tensors
         if grad is None:
             grad, twin = twin, None
         if grad is None:
-            return (None,) * 8
-        scale, shift = affine_of(norm_weight, norm_bias, inverse)
+            return (None,) * 12
         if _is_ours(y):
             passed, sums = _passed(grad, twin, kept, mean, scale, shift)
         else:
@@ -83,9 +83,10 @@ class _Start(torch.autograd.Function):
             level = (apart * wide(scale) + wide(shift)).to(y.dtype)
             passed = torch.where(level <= 0.0, 0.0, grad if twin is None else grad + twin)
             sums = torch.stack([one.sum((0, 2, 3)) for one in (passed.to(mean.dtype), passed * apart)])
-        by = (mean, *shares_of(*sums, y, inverse), scale)
+        of_bias, of_weight = sums[0], sums[1] * inverse
+        by = (mean, *shares_of(of_bias, of_weight, y, inverse), scale)
         made = _for_convolution(x, weight, bias, y, passed, place, by, ctx.window)
-        return None, *made, *for_affine(sums[1], sums[0], norm_weight, norm_bias, inverse), None, None, None
+        return None, *made, None, *for_affine(of_weight, of_bias, norm_weight, norm_bias), *(None,) * 6
 
 
 def _for_convolution(
@@ -111,6 +112,15 @@ def _for_convolution(
 
 def _is_ours(y: Tensor) -> bool:
     return has_kernels(y) and y.dtype in _LOW
+
+
+@torch.library.custom_op("hotlap::image_start_convolution", mutates_args=())
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What it makes, and the fields of `Sums`."""
+    from hotlap.parts.start_convolution_kernels import convolved
+
+    x, weight = (one.contiguous(memory_format=_LASTING) for one in (x, weight))
+    return convolved(x, weight, None if bias is None else bias.contiguous())
 
 
 @torch.library.custom_op("hotlap::image_start_maxima", mutates_args=())
@@ -154,6 +164,13 @@ def _windows(y: Tensor, side: int, stride: int, padding: int) -> tuple[Tensor, T
     types = (y.dtype, torch.int8, y.dtype)
     out, place, kept = (torch.empty(shape, dtype=one, device=y.device, memory_format=_LASTING) for one in types)
     return out, place, kept
+
+
+@_convolved.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    from hotlap.parts.start_convolution_kernels import results
+
+    return results(x, weight)
 
 
 @_found.register_fake

@@ -4,10 +4,11 @@
 
     count = lean_images(graph_module)  # in place, before it is compiled; how many there were
 
-The first convolution does not stride. Batch norm takes plain sums, and what is added and rectified after it with it.
-Overlapping windows give their gradients back in one kernel. Where a network begins with all of these they are made at
-once. Each is the same mathematics; what would come out in another size, type or layout stays as it is. Run operation by
-operation the graph would be slower than before: this is for a compiler to fuse."""
+The first convolution does not stride. Batch norm takes plain sums, and what is added and rectified after it with it;
+convolutions of single pixels beside it tell it theirs. Overlapping windows give their gradients back in one kernel.
+Where a network begins with all of these they are made at once. Each is the same mathematics; what would come out in
+another size, type or layout stays as it is. Run operation by operation the graph would be slower than before: this is
+for a compiler to fuse."""
 
 from __future__ import annotations
 
@@ -20,25 +21,31 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
+from hotlap.parts.counters_in_graphs import count_together
 from hotlap.parts.graph_operations import (
+    CONVOLUTION,
     Writer,
     between,
+    cast,
     changes_its_input,
+    given,
     is_same,
     operation,
     shares_memory,
+    square,
     turns_nothing,
     value,
 )
 from hotlap.parts.image_stem import convolve_blocks
 from hotlap.parts.joined_norm import joined_batch_norm
+from hotlap.parts.products_in_graphs import PRODUCTS, take_product, take_sums
 from hotlap.parts.starts_in_graphs import can_be_twins, join_starts
 from hotlap.parts.summed_norm import batch_norm
 from hotlap.parts.window_maxima import MOST, pooled
 
 LOW = (torch.bfloat16, torch.float16)
 _RELU = (functional.relu, torch.relu, torch.relu_)
-_FROM_MEMORY = (torch.conv2d, convolve_blocks, pooled)  # what no compiler makes one with what it reads
+_FROM_MEMORY = (*PRODUCTS, convolve_blocks, pooled)  # no compiler makes one with its input
 _FEW_CHANNELS, _LONGEST_STRIDE = 4, 4
 
 
@@ -50,11 +57,13 @@ def lean_images(graph_module: GraphModule, devices: Sequence[str] = ("cuda",)) -
         change = _CHANGES.get(node.target) if node.op == "call_function" else None
         if change is not None and _is_of_images(node, devices):
             count += _changed(node, change)
-    for node in list(graph_module.graph.nodes):
-        if node.target is batch_norm:
-            _take_in(node)
+    for target, take in ((batch_norm, take_sums), (batch_norm, _take_in), (joined_batch_norm, take_product)):
+        for node in list(graph_module.graph.nodes):
+            if node.target is target:
+                take(node)
     join_starts(graph_module.graph)
     if count:
+        count_together(graph_module.graph)
         graph_module.recompile()
     return count
 
@@ -65,7 +74,8 @@ def _take_in(norm: Node) -> None:
     if reader is None or not turns_nothing(norm, reader):
         return
     if _is_relu(reader):
-        norm.kwargs = {"is_rectified": True, "is_whole": all(one.target in _FROM_MEMORY for one in reader.users)}
+        is_whole = all(one.target in _FROM_MEMORY for one in reader.users)
+        norm.kwargs = {**norm.kwargs, "is_rectified": True, "is_whole": is_whole}
         reader.replace_all_uses_with(norm)
         norm.graph.erase_node(reader)
     elif operation(reader) == "add":
@@ -85,11 +95,13 @@ def _join(norm: Node, add: Node, relu: Node | None) -> None:
     is_twofold = is_twofold and _can_wait(added, relu)
     given = (x, added.args[0], *others, *added.args[1:]) if is_twofold else (x, added, *others)
     with add.graph.inserting_before(add):
-        pair = add.graph.call_function(joined_batch_norm, given)
+        sums = [one.kwargs.get("sums") for one in (norm, *([added] if is_twofold else []))]
+        pair = add.graph.call_function(joined_batch_norm, given, {"sums": sums} if any(sums) else {})
         first, second = (add.graph.call_function(operator.getitem, (pair, place)) for place in (0, 1))
     first.meta["example_value"] = second.meta["example_value"] = value(relu)
     pair.meta["example_value"] = (value(relu), value(relu))
-    for reader in list(relu.users)[1:] if can_be_twins(relu) else ():
+    readers = sorted(relu.users, key=lambda one: one.target not in PRODUCTS)  # one may become part of it
+    for reader in readers[1:] if can_be_twins(relu) else ():
         reader.replace_input_with(relu, second)
     relu.replace_all_uses_with(first)
     for node in (relu, add, norm, *([added] if is_twofold else [])):
@@ -97,7 +109,7 @@ def _join(norm: Node, add: Node, relu: Node | None) -> None:
 
 
 def _is_plain_norm(node: Node) -> bool:
-    return node.target is batch_norm and not node.kwargs
+    return node.target is batch_norm and "is_rectified" not in node.kwargs
 
 
 def _can_wait(norm: Node, last: Node) -> bool:
@@ -115,7 +127,8 @@ def _only_reader(node: Node) -> Node | None:
 
 
 def _is_relu(node: Node) -> bool:
-    return node.op == "call_function" and node.target in _RELU
+    by_function = node.op == "call_function" and node.target in _RELU
+    return by_function or (node.op == "call_method" and node.target in ("relu", "relu_"))
 
 
 def _is_alike(one: Any, other: Node) -> bool:
@@ -150,26 +163,23 @@ def _is_of_images(node: Node, devices: Sequence[str]) -> bool:
 
 
 def _convolution(writer: Writer, node: Node) -> Node | None:
-    x, weight, bias, stride, padding, dilation, groups = _given(
-        node, ("input", "weight", "bias", "stride", "padding", "dilation", "groups"), (None, 1, 0, 1, 1)
-    )
-    kind, step, border = value(node).dtype, _square(stride), _square(padding)
+    x, weight, bias, stride, padding, dilation, groups = given(node, *CONVOLUTION)
+    kind, step, border = value(node).dtype, square(stride), square(padding)
     if kind not in LOW or value(weight) is None or step is None or border is None:
         return None
     if not isinstance(value(x).shape[0], int):  # torch pads no images whose number is a symbol: it would fix it
         return None
     _, channels, high, wide = value(weight).shape
-    is_first = channels <= _FEW_CHANNELS and groups == 1 and _square(dilation) == 1
+    is_first = channels <= _FEW_CHANNELS and groups == 1 and square(dilation) == 1
     if not is_first or high != wide or not 1 < step <= min(high, _LONGEST_STRIDE):
         return None
-    x, weight = (writer.method("to", one, kind) for one in (x, weight))
-    bias = None if bias is None else writer.method("to", bias, kind)
+    x, weight, bias = (None if one is None else cast(writer, one, kind) for one in (x, weight, bias))
     return writer.function(convolve_blocks, x, weight, bias, step, border)
 
 
 def _norm(writer: Writer, node: Node) -> Node | None:
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-    x, *statistics, training, momentum, eps = _given(node, names, (None, None, False, 0.1, 1e-5))
+    x, *statistics, training, momentum, eps = given(node, names, (None, None, False, 0.1, 1e-5))
     high, wide = value(x).shape[2:]
     are_floats = all(one is None or value(one).dtype is torch.float32 for one in statistics)
     is_plain = training is True and isinstance(momentum, float) and isinstance(eps, float)
@@ -180,10 +190,10 @@ def _norm(writer: Writer, node: Node) -> Node | None:
 
 def _pooling(writer: Writer, node: Node) -> Node | None:
     names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-    x, kernel, stride, padding, dilation, *others = _given(node, names, (None, 0, 1, False, False))
-    side, border = _square(kernel), _square(padding)
-    step = side if stride is None or stride == [] else _square(stride)
-    is_plain = _square(dilation) == 1 and not any(others)
+    x, kernel, stride, padding, dilation, *others = given(node, names, (None, 0, 1, False, False))
+    side, border = square(kernel), square(padding)
+    step = side if stride is None or stride == [] else square(stride)
+    is_plain = square(dilation) == 1 and not any(others)
     if side is None or step is None or border is None or not is_plain or not step < side <= MOST:
         return None
     is_apart = not value(x).is_contiguous(memory_format=torch.channels_last)
@@ -192,20 +202,6 @@ def _pooling(writer: Writer, node: Node) -> Node | None:
     if value(x).is_cuda and find_spec("triton") is None:
         return None
     return writer.function(pooled, x, side, step, border)
-
-
-def _given(node: Node, names: Sequence[str], defaults: Sequence[Any]) -> list[Any]:
-    """By the names of torch's parameters; the last ones have defaults."""
-    known = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    known |= dict(zip(names, node.args, strict=False)) | node.kwargs
-    return [known[name] for name in names]
-
-
-def _square(given: Any) -> int | None:
-    """3 of `3`, `(3,)` and `(3, 3)`."""
-    sides = set(given) if isinstance(given, (tuple, list)) else {given}
-    side = sides.pop() if len(sides) == 1 else None
-    return side if isinstance(side, int) and not isinstance(side, bool) else None
 
 
 _CHANGES = {torch.conv2d: _convolution, functional.batch_norm: _norm, functional.max_pool2d: _pooling}

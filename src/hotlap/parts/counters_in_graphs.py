@@ -1,0 +1,32 @@
+"""Counters that a graph moves on by one, such as those of batches that a norm has seen: all in one go."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from hotlap.parts.graph_operations import value
+
+
+def count_together(graph: Graph) -> None:
+    """A compiler makes one kernel of them, where it would start one for each."""
+    found = [node for node in graph.nodes if _is_counting(node)]
+    kinds = {(value(node.args[0]).device, value(node.args[0]).dtype) for node in found}
+    if len(found) < 2 or len(kinds) > 1:
+        return
+    with graph.inserting_before(found[0]):
+        made = graph.call_function(torch._foreach_add_, ([node.args[0] for node in found], 1))
+    made.meta["example_value"] = None
+    for node in found:
+        graph.erase_node(node)
+
+
+def _is_counting(node: Node) -> bool:
+    """Whether nobody in the graph reads what it counts, before or after."""
+    if node.op != "call_method" or node.target != "add_" or node.users or node.kwargs or len(node.args) != 2:
+        return False
+    counter, by = node.args
+    if not isinstance(counter, Node) or counter.op not in ("placeholder", "get_attr") or value(counter) is None:
+        return False
+    is_alone = set(counter.users) == {node} and value(counter).dim() == 0 and not value(counter).is_floating_point()
+    return is_alone and type(by) is int and by == 1

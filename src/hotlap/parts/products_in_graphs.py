@@ -1,0 +1,109 @@
+"""Convolutions of single pixels in graphs that `lean_images` went through, and norms beside them: each tells the other
+what it would have to read again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from hotlap.parts.graph_operations import (
+    CONVOLUTION,
+    Writer,
+    cast,
+    given,
+    is_changed_after,
+    operation,
+    square,
+    turns_nothing,
+    value,
+)
+from hotlap.parts.joined_norm import joined_product
+from hotlap.parts.summed_convolution import is_gain, is_gain_back, summed_convolution
+
+PRODUCTS = (torch.conv2d, summed_convolution)
+
+
+def take_sums(norm: Node) -> None:
+    """What a norm needs of its pixels is told by the product that makes them, where that is no slower for it."""
+    made = norm.args[0]
+    weight = _weight_of(made)
+    if weight is None or set(made.users) != {norm} or not is_gain(*_sizes(weight)):
+        return
+    writer = Writer(made)
+    x, weight = (cast(writer, one, value(made).dtype) for one in (made.args[0], weight))
+    if not value(x).is_contiguous(memory_format=torch.channels_last):
+        return writer.erase()
+    summed = writer.function(summed_convolution, x, weight)
+    y, *told = _parts(summed, range(3), (value(made), *summed.meta["example_value"][1:]))
+    norm.args, norm.kwargs = (y, *norm.args[1:]), {**norm.kwargs, "sums": tuple(told)}
+    norm.graph.erase_node(made)
+
+
+def take_product(pair: Node) -> None:
+    """A product that alone reads one of a pair becomes part of what makes them: what it gives back is added up there,
+    and never written."""
+    twins = {node.args[1]: node for node in pair.users}
+    for place, other in ((0, 1), (1, 0)):
+        read = twins.get(place)
+        reader = next(iter(read.users), None) if read is not None and len(read.users) == 1 else None
+        if reader is not None and reader.args[0] is read and _join(pair, read, twins.get(other), reader):
+            return
+
+
+def _join(pair: Node, read: Node, twin: Node | None, reader: Node) -> bool:
+    weight, is_summed = _weight_of(reader), reader.target is summed_convolution
+    if weight is None or not is_gain_back(*_sizes(weight)) or not turns_nothing(pair, reader):
+        return False
+    if weight.op not in ("placeholder", "get_attr") or is_changed_after(pair, weight):  # it would be read too early
+        return False
+    x, added, *norms = pair.args
+    weight = cast(Writer(pair), weight, value(read).dtype)
+    joined = pair.graph.create_node("call_function", joined_product, (x, added, weight, *norms), dict(pair.kwargs))
+    pair.append(joined)
+    own = reader.meta["example_value"]
+    out, y, *told = _parts(joined, range(4 if is_summed else 2), (value(read), *(own if is_summed else (own,))))
+    if twin is not None:
+        twin.replace_all_uses_with(out)
+    if is_summed:
+        for part in list(reader.users):
+            part.replace_all_uses_with((y, *told)[part.args[1]])
+            part.graph.erase_node(part)
+    reader.replace_all_uses_with(y)
+    _, casted = reader.args[:2]
+    for node in (reader, casted, read, twin, pair):
+        if node is not None and not node.users and node.op != "placeholder":
+            node.graph.erase_node(node)
+    return True
+
+
+def _weight_of(node: Any) -> Node | None:
+    """Where it is a convolution of single pixels, with nothing added and none left out."""
+    if not isinstance(node, Node) or node.target not in PRODUCTS:
+        return None
+    if node.target is summed_convolution:
+        weight = node.args[1]
+        return weight.args[0] if operation(weight) == "to" else weight  # type: ignore[return-value, union-attr]
+    _, weight, bias, stride, padding, _, groups = given(node, *CONVOLUTION)
+    if value(weight) is None or bias is not None or groups != 1 or square(stride) != 1 or square(padding) != 0:
+        return None
+    return weight if tuple(value(weight).shape[2:]) == (1, 1) else None  # type: ignore[no-any-return]
+
+
+def _sizes(weight: Node) -> tuple[int, int]:
+    """Of inputs and outputs."""
+    outputs, inputs = value(weight).shape[:2]
+    return inputs, outputs
+
+
+def _parts(node: Node, places: Iterable[int], values: Sequence[Any]) -> list[Node]:
+    """What it gives, one after the other."""
+    node.meta["example_value"] = tuple(values)
+    made = [node.graph.call_function(operator.getitem, (node, place)) for place in places]
+    for part, one in zip(reversed(made), reversed(values), strict=True):
+        node.append(part)
+        part.meta["example_value"] = one
+    return made
