@@ -18,13 +18,16 @@ class Purse:
         self._bench, self.seconds = bench, seconds
         self.trial_seconds = 0.0  # what a trial of the script costs, start-up included
         self.plan_seconds = 0.0  # and one of the plan so far
+        self.once_seconds = 0.0  # what its first trial took beyond that, as its parity run will once more
         self.start_up_seconds = 0.0  # what no plan makes shorter
         self.reserved = 0.0  # of what is left for trials
         self.for_epochs: Callable[[], float] = float  # the same for whole epochs with the plan so far
 
     def learn(self, timing: Timed) -> None:
-        """A plan was taken in. Most of what one that compiles has made is there by now, but that takes long to load."""
+        """A plan was taken in. Most of what one that compiles has made is there by now, but that takes long to load;
+        and what is looked at while it trains is compiled anew."""
         self.plan_seconds = timing.seconds_again
+        self.once_seconds = timing.seconds - timing.seconds_again
 
     def has_room_for(self, plan: Sequence[Choice], trials: int = 1, start_up_seconds: float = 0.0) -> bool:
         return self.has_room(trials, start_up_seconds) or self._bench.knows(plan)
@@ -53,7 +56,7 @@ class Purse:
         return self.seconds - max(CONFIRM_SHARE * self.seconds, needed) - self._bench.spent
 
     def _proof_seconds(self, plan_seconds: float) -> float:
-        return (PARITY_TRIALS + LOOKS[0]) * self.trial_seconds + LOOKS[0] * plan_seconds
+        return (PARITY_TRIALS + LOOKS[0]) * self.trial_seconds + LOOKS[0] * plan_seconds + self.once_seconds
 
     def for_all(self, unfit: int, start_up_seconds: float) -> float:
         """The budget that would have held so many trials more, which take so long to get going, and still had left
