@@ -41,6 +41,7 @@ from hotlap.parts.joined_norm import joined_batch_norm
 from hotlap.parts.products_in_graphs import PRODUCTS, take_product, take_sums
 from hotlap.parts.starts_in_graphs import can_be_twins, join_starts
 from hotlap.parts.summed_norm import batch_norm
+from hotlap.parts.weights_in_graphs import lower_together
 from hotlap.parts.window_maxima import MOST, pooled
 
 LOW = (torch.bfloat16, torch.float16)
@@ -64,6 +65,7 @@ def lean_images(graph_module: GraphModule, devices: Sequence[str] = ("cuda",)) -
     join_starts(graph_module.graph)
     if count:
         count_together(graph_module.graph)
+        lower_together(graph_module.graph)
         graph_module.recompile()
     return count
 
