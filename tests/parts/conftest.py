@@ -48,6 +48,17 @@ def plainly(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that was compiled before, and the same random numbers."""
+    import torch
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The kernels of a test file's `MODULE`, and of those `BESIDE` it, which run line by line. What they call of
     Triton's own library was made for a GPU when that was imported."""

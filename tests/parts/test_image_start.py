@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,20 +17,14 @@ from hotlap.parts.image_start import image_start
 from hotlap.parts.images_in_graphs import lean_images
 from hotlap.parts.summed_norm import batch_norm
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 STARTS = [
     ((7, 2, 3), (3, 2, 1), 33, 40),
     ((3, 2, 1), (3, 1, 1), 17, 20),
     ((4, 4, 0), (3, 2, 0), 32, 32),
     ((5, 3, 2), (5, 3, 2), 40, 44),
 ]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("readers", [(), (0,), (1,), (0, 1)])

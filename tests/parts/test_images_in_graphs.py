@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +19,8 @@ from hotlap.parts.images_in_graphs import lean_images
 from hotlap.parts.joined_norm import joined_batch_norm
 from hotlap.parts.summed_norm import batch_norm
 from hotlap.parts.window_maxima import maxima, pooled
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 STEMS = [
     (7, 2, 3, 32, 32),
@@ -45,14 +47,6 @@ class Backend:
     def __call__(self, graph: Any, given: Any) -> Any:
         self.counts.append(self._change(graph))
         return torch._inductor.compile(graph, given) if self._is_compiler else graph.forward
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def images(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

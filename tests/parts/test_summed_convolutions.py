@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,13 +15,7 @@ from hotlap.parts.joined_norm import joined_batch_norm, joined_product
 from hotlap.parts.summed_convolution import is_gain, summed_convolution
 from hotlap.parts.summed_norm import batch_norm
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def test_products_that_are_limited_by_memory() -> None:
