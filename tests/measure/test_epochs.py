@@ -266,13 +266,13 @@ def test_what_a_driver_loads_once_is_not_reckoned_for_every_trial() -> None:
     cold = Run(torch="2.13.0", device="cuda", step_seconds=[12.0, 8.05, *[0.05] * 100])
     purse.learn(Timed(0.05, cold, "enough", 28.0, True))
     assert purse.plan_seconds == pytest.approx(28.0 - 0.75 * 19.95)
-    assert purse.once_seconds == pytest.approx(0.75 * 19.95)  # which its parity run takes once more
+    assert purse.once_seconds == pytest.approx(0.75 * 19.95)
     slow = Run(torch="2.13.0", device="cuda", step_seconds=[0.05] * 560)
     purse.learn(Timed(0.05, slow, "enough", 29.0, True))
     assert purse.plan_seconds == 29.0 and purse.once_seconds == 0.0
 
 
-def test_what_a_parity_run_compiles_once_more_is_left_for_it() -> None:
+def test_a_plan_that_takes_long_to_begin_has_more_left_for_its_parity_run() -> None:
     purse = epochs(Made({}))._purse
     purse.seconds, purse.plan_seconds = 100.0, 20.0
     before = purse.until_proof

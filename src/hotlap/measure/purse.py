@@ -18,14 +18,13 @@ class Purse:
         self._bench, self.seconds = bench, seconds
         self.trial_seconds = 0.0  # what a trial of the script costs, start-up included
         self.plan_seconds = 0.0  # and one of the plan so far
-        self.once_seconds = 0.0  # what its first trial took beyond that, as its parity run will once more
+        self.once_seconds = 0.0  # what its first trial took beyond that: as much more is kept back for its parity run
         self.start_up_seconds = 0.0  # what no plan makes shorter
         self.reserved = 0.0  # of what is left for trials
         self.for_epochs: Callable[[], float] = float  # the same for whole epochs with the plan so far
 
     def learn(self, timing: Timed) -> None:
-        """A plan was taken in. Most of what one that compiles has made is there by now, but that takes long to load;
-        and what is looked at while it trains is compiled anew."""
+        """A plan was taken in. Most of what one that compiles has made is there by now, but that takes long to load."""
         self.plan_seconds = timing.seconds_again
         self.once_seconds = timing.seconds - timing.seconds_again
 
