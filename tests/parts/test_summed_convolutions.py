@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from test_images_in_graphs import LOW, ON_A_CPU, Backend, check_as_near, images
 from torch import Tensor, nn
 
+from hotlap.parts import products_in_graphs
+from hotlap.parts.graph_operations import value
 from hotlap.parts.joined_norm import joined_batch_norm, joined_product
 from hotlap.parts.summed_convolution import is_gain, summed_convolution
 from hotlap.parts.summed_norm import batch_norm
@@ -203,3 +205,26 @@ def test_products_in_their_place(how: Callable[[Any, Tensor], Tensor]) -> None:
         assert (plain is None) == (ours is None)
         if plain is not None:
             torch.testing.assert_close(ours, plain, rtol=0.05, atol=0.02 * float(plain.abs().max()))
+
+
+@pytest.mark.parametrize(("capability", "count"), [((9, 0), 3), ((8, 0), 3), ((8, 6), 0), ((7, 5), 0), ((12, 0), 0)])
+def test_chips_with_too_little_memory_beside_their_processors(
+    capability: tuple[int, int], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are left what torch does: a kernel that does not fit would cost them all of what is compiled."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(products_in_graphs, "value", lambda node: OnAGpu(value(node)))
+    graph = check_as_near(Bottleneck, images(4, 64, 6, 6, dtype=torch.float32))
+    assert sum(node.target is summed_convolution for node in graph.nodes) == count
+
+
+class OnAGpu:
+    """Says so of a tensor, and is else what it is."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tensor, name)

@@ -31,7 +31,7 @@ def take_sums(norm: Node) -> None:
     """What a norm needs of its pixels is told by the product that makes them, where that is no slower for it."""
     made = norm.args[0]
     weight = _weight_of(made)
-    if weight is None or set(made.users) != {norm} or not is_gain(*_sizes(weight)):
+    if weight is None or set(made.users) != {norm} or not is_gain(*_sizes(weight)) or not _is_roomy(made):
         return
     writer = Writer(made)
     x, weight = (cast(writer, one, value(made).dtype) for one in (made.args[0], weight))
@@ -56,7 +56,7 @@ def take_product(pair: Node) -> None:
 
 def _join(pair: Node, read: Node, twin: Node | None, reader: Node) -> bool:
     weight, is_summed = _weight_of(reader), reader.target is summed_convolution
-    if weight is None or not is_gain_back(*_sizes(weight)) or not turns_nothing(pair, reader):
+    if weight is None or not is_gain_back(*_sizes(weight)) or not _is_roomy(read) or not turns_nothing(pair, reader):
         return False
     if weight.op not in ("placeholder", "get_attr") or is_changed_after(pair, weight):  # it would be read too early
         return False
@@ -91,6 +91,16 @@ def _weight_of(node: Any) -> Node | None:
     if value(weight) is None or bias is not None or groups != 1 or square(stride) != 1 or square(padding) != 0:
         return None
     return weight if tuple(value(weight).shape[2:]) == (1, 1) else None  # type: ignore[no-any-return]
+
+
+def _is_roomy(node: Node) -> bool:
+    """Whether processors of its device have memory of their own for tiles of ours: 160 KiB, where smaller chips have
+    99."""
+    device = value(node).device
+    if device.type != "cuda":
+        return True
+    major, minor = torch.cuda.get_device_capability(device)
+    return major in (9, 10) or (major, minor) == (8, 0)
 
 
 def _sizes(weight: Node) -> tuple[int, int]:
