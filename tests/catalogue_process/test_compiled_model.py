@@ -268,6 +268,28 @@ def test_gradients_of_gradients_are_seen_before_anything_is_compiled(apply, by: 
     assert "gradients of gradients" in patch.joints.withdrawn[0] and graphs() == 0
 
 
+@pytest.mark.parametrize("by", ["keyword", "position", "grad"])
+def test_graphs_that_are_kept_are_seen_before_anything_is_compiled(apply, by: str) -> None:
+    """Torch refuses to go back twice, or does not where it found what it had compiled for another script."""
+
+    def backward(loss: torch.Tensor, model: nn.Module) -> None:
+        if by == "grad":
+            torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        else:
+            loss.backward(retain_graph=True) if by == "keyword" else torch.autograd.backward(loss, None, True)
+            model.zero_grad()
+        loss.backward()
+
+    patch = apply("compiled-model", WHOLE)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(6):
+        optimizer.zero_grad()
+        backward(model(torch.randn(16, 8)).square().mean(), model)
+        optimizer.step()
+    assert "keeps graphs" in patch.joints.withdrawn[0] and graphs() == 0
+
+
 @pytest.mark.parametrize("setting", [WHOLE, BLOCK], ids=str)
 def test_a_hook_that_is_hung_later_is_called(apply, setting: dict) -> None:
     patch = apply("compiled-model", setting)

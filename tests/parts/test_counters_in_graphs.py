@@ -50,6 +50,29 @@ def several(own: Any, x: Tensor) -> Tensor:
     return x + 1
 
 
+def test_parts_of_what_is_read_in_between() -> None:
+    def how(own: Any, x: Tensor) -> Tensor:
+        own.first.add_(1)
+        y = x * own.whole.sum()
+        own.second.add_(1)
+        return y
+
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("whole", torch.zeros(2, dtype=torch.long))
+            self.first, self.second = self.whole[0], self.whole[1]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return how(self, x)
+
+    torch._dynamo.reset()
+    plain, ours = Parts(), Parts()
+    call = torch.compile(ours, backend=lambda graph, given: (count_together(graph.graph), graph.recompile(), graph)[2])
+    for _ in range(2):
+        assert torch.equal(call(torch.ones(2)), plain(torch.ones(2)))
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "together"),
     [

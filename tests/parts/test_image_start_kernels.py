@@ -138,7 +138,7 @@ def test_what_a_gpu_asks_of_operations(interpreted: ModuleType) -> None:
         passed, sums = image_start._passed(out, None, kept, mean, mean, mean)
         by = torch.stack([mean] * 4)
         weights, biases = image_start._weighed(y, y, image, by, True)
-        convolved, parts, start = image_start._convolved(image, weights.permute(0, 3, 1, 2).to(LOW), None)
+        convolved, parts, start = image_start._first_convolution(image, weights.permute(0, 3, 1, 2).to(LOW), None)
     assert convolved.shape == y.shape and convolved.stride() == y.stride() and convolved.dtype is LOW
     assert parts.shape[1:] == (2, 8) and start.shape == (8,) and parts.dtype is start.dtype is torch.float32
     for one in (out, place, kept, passed):

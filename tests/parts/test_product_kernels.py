@@ -61,6 +61,21 @@ def test_a_convolution_and_its_norm_by_kernels(
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("is_expanded", [True, False])
+def test_what_does_not_lie_side_by_side(
+    is_expanded: bool, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and running statistics that are columns of something, or one number for all."""
+    monkeypatch.setattr(summed_norm, "has_kernels", lambda x: True)
+    torch.manual_seed(0)
+    x, columns = torch.randn(4, 8, 5, 7).contiguous(memory_format=torch.channels_last), torch.rand(8, 4)
+    theirs, ours = columns.clone(), columns.clone()
+    weight, bias = (torch.rand(1).expand(8), torch.rand(1).expand(8)) if is_expanded else columns.clone()[:, 1:3].T
+    plain = functional.batch_norm(x, theirs[:, 0], theirs[:, 1], weight, bias, True, 0.3, 1e-5)
+    own = summed_norm.batch_norm(x, ours[:, 0], ours[:, 1], weight, bias, 0.3, 1e-5)
+    torch.testing.assert_close([own, ours], [plain, theirs], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 256), (64, 64), (128, 512), (256, 64)])
 def test_it_compiles_for_a_gpu(inputs: int, outputs: int, compiled_for_a_gpu: Callable[..., str]) -> None:
     """Reads several channels at once, ahead of what is worked on, and multiplies with matrix units. Nobody waits for

@@ -149,6 +149,89 @@ def test_a_product_of_what_was_added(also: Any, narrow: int, options: dict[str, 
     assert sum(target in (joined_product, joined_batch_norm) for target in targets) >= 1
 
 
+def by_keyword(own: Any, x: Tensor) -> Tensor:
+    return F.conv2d(input=x, weight=own.next.weight)
+
+
+def lowered_at_rest(own: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        weight = own.next.weight.to(LOW)
+    return F.conv2d(x, weight)
+
+
+def changed_after_it_was_lowered(own: Any, x: Tensor) -> Tensor:
+    return own.second(F.conv2d(x, own.early))
+
+
+class Apart(Chain):
+    """What was added and rectified, and a product of it."""
+
+    def __init__(self, how: Callable[[Any, Tensor], Tensor], is_changed: bool = False) -> None:
+        super().__init__(added)
+        self.how, self.is_changed = how, is_changed
+
+    def forward(self, x: Tensor) -> Any:
+        if self.is_changed:
+            self.early = self.next.weight.to(LOW)
+            with torch.no_grad():
+                self.next.weight.mul_(0.5)
+        x = F.relu(self.norm(self.body(x)) + x)
+        return x, self.how(self, x)
+
+
+@pytest.mark.parametrize(
+    ("how", "is_changed"),
+    [
+        (by_keyword, False),
+        (lambda own, x: own.second(F.conv2d(x, weight=own.next.weight)), False),
+        (lambda own, x: F.avg_pool2d(input=x, kernel_size=2), False),
+        (lambda own, x: torch.cat(tensors=[x]), False),
+        (lowered_at_rest, False),
+        (lambda own, x: own.second(lowered_at_rest(own, x)), False),
+        (changed_after_it_was_lowered, True),
+    ],
+)
+def test_products_as_they_may_be_written(how: Callable[[Any, Tensor], Tensor], is_changed: bool) -> None:
+    """Gradients that are none stay none, and a weight that was taken before it changed is the one that was taken."""
+    found = []
+    x = torch.randn(4, 128, 6, 6).to(memory_format=torch.channels_last)
+    for backend in (None, Backend()):
+        torch.manual_seed(0)
+        net = Apart(how, is_changed).to(memory_format=torch.channels_last)
+        call = net if backend is None else torch.compile(net, backend=backend)
+        with torch.autocast("cpu", LOW):
+            outs = call(x)
+        sum((one.float() * torch.linspace(-1, 1, one.numel()).view(one.shape)).sum() for one in outs).backward()
+        found.append([*outs, net.next.weight, net.next.weight.grad, net.body.weight.grad, net.second.running_mean])
+    for plain, ours in zip(*found, strict=True):
+        assert (plain is None) == (ours is None)
+        if plain is not None:
+            torch.testing.assert_close(ours, plain, rtol=0.05, atol=0.02 * float(plain.abs().max()))
+
+
+def test_what_nobody_trains_needs_no_gradients_for_a_product_of_it() -> None:
+    net = Apart(lambda own, x: own.next(x)).to(memory_format=torch.channels_last)
+    for part in (net.body, net.norm):
+        part.requires_grad_(False)
+    x = torch.randn(4, 128, 6, 6).to(memory_format=torch.channels_last)
+    with torch.autocast("cpu", LOW):
+        out, made = torch.compile(net, backend=Backend())(x)
+    assert made.requires_grad and not out.requires_grad
+
+
+def test_a_product_of_another_type() -> None:
+    """In half precision, of what came in bf16 and stayed so."""
+    norm, product = nn.BatchNorm2d(128), conv(128, 64, 1).to(memory_format=torch.channels_last)
+    x = images(4, 128, 6, 6, dtype=LOW)
+    found = []
+    for backend in ("eager", Backend()):
+        call = torch.compile(lambda x: product(F.relu(norm(x) + x)), backend=backend)
+        with torch.autocast("cpu", torch.float16):
+            out = call(x)
+        found.append([out, *torch.autograd.grad(out, [x, product.weight], torch.ones_like(out))])
+    torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("readers", [(0,), (1,), (0, 1), ()])
 @pytest.mark.parametrize("is_normed", [True, False])
 def test_what_comes_back_through_a_product(is_normed: bool, readers: tuple[int, ...]) -> None:

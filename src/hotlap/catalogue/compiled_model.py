@@ -52,8 +52,8 @@ class CompiledModel(Technique):
 
     Not compiled: models with hooks of the script's, which a compiled call may skip (also where they are hung later),
     with scripted or quantised parts, complex weights or sparse gradients; optimizers that call the model themselves;
-    scripts that ask for gradients of gradients, such as gradient penalties, or that compile by themselves. A float64
-    model is compiled like any other.
+    scripts that ask for gradients of gradients, such as gradient penalties, that keep graphs to go back through them
+    again (`retain_graph`), or that compile by themselves. A float64 model is compiled like any other.
 
     ## What changes numerically
     Fused kernels keep intermediate results at higher precision and add in another order: the same mathematics, other

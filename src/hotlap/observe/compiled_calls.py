@@ -169,12 +169,14 @@ def _watch_hooks(patch: Patch) -> None:
 
 
 def _watch_gradients(patch: Patch) -> None:
-    """Compiled code has no gradients of gradients; the first steps, which are not compiled yet, show whether the script
-    asks for any."""
+    """Compiled code has no gradients of gradients, and gives its memory away while it goes back, so that there is no
+    second time; the first steps, which are not compiled yet, show whether the script asks for either."""
 
     def asking(proceed: Any, *args: Any, place: int, **kwargs: Any) -> Any:
         if kwargs.get("create_graph") or (len(args) > place and args[place]):
             patch.withdraw("the script asks for gradients of gradients, which compiled code does not have")
+        elif kwargs.get("retain_graph") or (len(args) >= place and args[place - 1]):
+            patch.withdraw("the script keeps graphs to go back through them again, which compiled code does not")
         return proceed(*args, **kwargs)
 
     patch.at(patch.joints.gradients_asked, functools.partial(asking, place=4), depth=-1)

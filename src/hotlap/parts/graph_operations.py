@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -61,6 +62,8 @@ def changes_its_input(node: Node) -> bool:
         return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
     if node.op != "call_function":
         return node.op == "call_module"
+    if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+        return True
     name = getattr(node.target, "__name__", "")
     is_operators = getattr(node.target, "__module__", "") == "_operator"
     if name == "setitem" or (is_operators and name.startswith("i") and name[1:] in _OPERATORS):
@@ -134,7 +137,16 @@ def turns_nothing(first: Node, last: Node) -> bool:
 
 def is_changed_after(node: Node, given: Node) -> bool:
     """Whether something is written to where a tensor lies, once that node is past."""
-    return any(changes_its_input(one) and shares_memory(given, one.args[0]) for one in after(node) if one.args)
+    return any(writes_to(one, given) for one in after(node))
+
+
+def writes_to(node: Node, given: Any) -> bool:
+    """Whether it may write to where a tensor lies: its first input, of several each, or what is to hold the result; of
+    an operation whose schema says so, any."""
+    if not changes_its_input(node):
+        return False
+    first = node.all_input_nodes if isinstance(node.target, OpOverload) else node.args[:1]
+    return any(shares_memory(given, one) for one in tree_leaves([*first, node.kwargs.get("out")]))
 
 
 def shares_memory(one: Any, other: Any) -> bool:

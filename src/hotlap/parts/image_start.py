@@ -44,7 +44,7 @@ def _with_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, 
         from hotlap.parts.start_convolution_kernels import is_fit
 
         if is_fit(x, weight, bias):
-            y, *sums = _convolved(x, weight, bias)
+            y, *sums = _first_convolution(x, weight, bias)
             return y, sums
     return conv2d(x, weight, bias), None
 
@@ -115,7 +115,7 @@ def _is_ours(y: Tensor) -> bool:
 
 
 @torch.library.custom_op("hotlap::image_start_convolution", mutates_args=())
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _first_convolution(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """What it makes, and the fields of `Sums`."""
     from hotlap.parts.start_convolution_kernels import convolved
 
@@ -166,7 +166,7 @@ def _windows(y: Tensor, side: int, stride: int, padding: int) -> tuple[Tensor, T
     return out, place, kept
 
 
-@_convolved.register_fake
+@_first_convolution.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     from hotlap.parts.start_convolution_kernels import results
 

@@ -31,14 +31,14 @@ from hotlap.parts.graph_operations import (
     given,
     is_same,
     operation,
-    shares_memory,
     square,
     turns_nothing,
     value,
+    writes_to,
 )
 from hotlap.parts.image_stem import convolve_blocks
 from hotlap.parts.joined_norm import joined_batch_norm
-from hotlap.parts.products_in_graphs import PRODUCTS, take_product, take_sums
+from hotlap.parts.products_in_graphs import PRODUCTS, is_product_of, take_product, take_sums
 from hotlap.parts.starts_in_graphs import can_be_twins, join_starts
 from hotlap.parts.summed_norm import batch_norm
 from hotlap.parts.weights_in_graphs import lower_together
@@ -102,7 +102,7 @@ def _join(norm: Node, add: Node, relu: Node | None) -> None:
         first, second = (add.graph.call_function(operator.getitem, (pair, place)) for place in (0, 1))
     first.meta["example_value"] = second.meta["example_value"] = value(relu)
     pair.meta["example_value"] = (value(relu), value(relu))
-    readers = sorted(relu.users, key=lambda one: one.target not in PRODUCTS)  # one may become part of it
+    readers = sorted(relu.users, key=lambda one: not is_product_of(one, relu))  # one may become part of it
     for reader in readers[1:] if can_be_twins(relu) else ():
         reader.replace_input_with(relu, second)
     relu.replace_all_uses_with(first)
@@ -118,8 +118,7 @@ def _can_wait(norm: Node, last: Node) -> bool:
     """Whether it is the same there: nobody else has to do with its pixels and its running statistics, nothing that it
     reads is written to before, and gradients are on or off as they were."""
     is_alone = all(set(one.users) == {norm} for one in norm.args[:3] if isinstance(one, Node))
-    writers = [one for one in between(norm, last) if changes_its_input(one) and one.args]
-    is_changed = any(shares_memory(one.args[0], given) for one in writers for given in norm.all_input_nodes)
+    is_changed = any(writes_to(one, given) for one in between(norm, last) for given in norm.all_input_nodes)
     return is_alone and turns_nothing(norm, last) and not is_changed
 
 

@@ -106,17 +106,16 @@ class _JoinedNorm(torch.autograd.Function):
         """`other`: of its second reader, or of what a product made of it."""
         marks, out, weight, *saved = ctx.saved_tensors
         sides = [_Side(*saved[first : first + 1 + _GIVEN]) for first in range(0, len(saved), 1 + _GIVEN)]
-        for_weight = None
-        if weight is not None and other is not None:
-            for_weight = given_back_by_product(other, out, weight, (False, True))[1]
         if grad is None and other is None:
             return (None,) * (3 + _GIVEN * len(sides))
+        for_weight = for_out = None
+        if weight is not None and other is not None:
+            wanted = not ctx.has_marks, ctx.needs_input_grad[2]  # kernels go back through the product themselves
+            for_out, for_weight = given_back_by_product(other, out, weight, wanted)
         if ctx.has_marks:
             passed, sums, for_pixels = _by_kernels(grad, other, weight, marks, sides)
         else:
-            if weight is not None and other is not None:
-                other = given_back_by_product(other, out, weight, (True, False))[0]
-            passed, sums, for_pixels = _plainly(grad, other, marks, sides)
+            passed, sums, for_pixels = _plainly(grad, other if for_out is None else for_out, marks, sides)
         for_norms = []
         for side, of_weight, of_bias in zip(sides, sums[1:], (sums[0], sums[-1]), strict=False):
             for_norms += [*for_affine(of_weight, of_bias, side.weight, side.bias), *(None,) * len(Known._fields)]

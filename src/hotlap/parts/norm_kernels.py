@@ -134,9 +134,8 @@ def _statistics(
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     is_channel = channel < channels
-    start = tl.load(begin + channel, mask=is_channel, other=0.0).to(
-        tl.float32
-    )  # all that is read, before anybody waits
+    # all that is read, before anybody waits
+    start = tl.load(begin + channel, mask=is_channel, other=0.0).to(tl.float32)
     if HAS_WEIGHT:
         weighed = tl.load(weight + channel, mask=is_channel, other=0.0)
     if IS_RUNNING:

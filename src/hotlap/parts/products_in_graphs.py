@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -25,19 +25,21 @@ from hotlap.parts.joined_norm import joined_product
 from hotlap.parts.summed_convolution import is_gain, is_gain_back, summed_convolution
 
 PRODUCTS = (torch.conv2d, summed_convolution)
+_OF = "weight"  # under which a sum's node knows what it was made for
 
 
 def take_sums(norm: Node) -> None:
     """What a norm needs of its pixels is told by the product that makes them, where that is no slower for it."""
     made = norm.args[0]
-    weight = _weight_of(made)
-    if weight is None or set(made.users) != {norm} or not is_gain(*_sizes(weight)) or not _is_roomy(made):
+    product = _product_of(made)
+    if product is None or set(made.users) != {norm} or not is_gain(*product.sizes) or not _is_roomy(made):
         return
     writer = Writer(made)
-    x, weight = (cast(writer, one, value(made).dtype) for one in (made.args[0], weight))
+    x, weight = (cast(writer, one, value(made).dtype) for one in (product.x, product.weight))
     if not value(x).is_contiguous(memory_format=torch.channels_last):
         return writer.erase()
     summed = writer.function(summed_convolution, x, weight)
+    summed.meta[_OF] = product.weight
     y, *told = _parts(summed, range(3), (value(made), *summed.meta["example_value"][1:]))
     norm.args, norm.kwargs = (y, *norm.args[1:]), {**norm.kwargs, "sums": tuple(told)}
     norm.graph.erase_node(made)
@@ -50,22 +52,33 @@ def take_product(pair: Node) -> None:
     for place, other in ((0, 1), (1, 0)):
         read = twins.get(place)
         reader = next(iter(read.users), None) if read is not None and len(read.users) == 1 else None
-        if reader is not None and reader.args[0] is read and _join(pair, read, twins.get(other), reader):
+        if reader is not None and is_product_of(reader, read) and _join(pair, read, twins.get(other), reader):
             return
 
 
+def is_product_of(reader: Node, read: Node) -> bool:
+    """Whether it may become part of what makes that."""
+    product = _product_of(reader)
+    return product is not None and product.x is read and is_gain_back(*product.sizes) and _is_roomy(read)
+
+
 def _join(pair: Node, read: Node, twin: Node | None, reader: Node) -> bool:
-    weight, is_summed = _weight_of(reader), reader.target is summed_convolution
-    if weight is None or not is_gain_back(*_sizes(weight)) or not _is_roomy(read) or not turns_nothing(pair, reader):
-        return False
+    product, is_summed = _product_of(reader), reader.target is summed_convolution
+    assert product is not None
+    weight, own = product.weight, reader.meta["example_value"]
+    values = own if is_summed else (own,)
     if weight.op not in ("placeholder", "get_attr") or is_changed_after(pair, weight):  # it would be read too early
+        return False
+    needs_more = (
+        value(weight).requires_grad and not value(read).requires_grad
+    )  # what is added would need gradients, too
+    if needs_more or values[0].dtype is not value(read).dtype or not turns_nothing(pair, reader):
         return False
     x, added, *norms = pair.args
     weight = cast(Writer(pair), weight, value(read).dtype)
     joined = pair.graph.create_node("call_function", joined_product, (x, added, weight, *norms), dict(pair.kwargs))
     pair.append(joined)
-    own = reader.meta["example_value"]
-    out, y, *told = _parts(joined, range(4 if is_summed else 2), (value(read), *(own if is_summed else (own,))))
+    out, y, *told = _parts(joined, range(1 + len(values)), (value(read), *values))
     if twin is not None:
         twin.replace_all_uses_with(out)
     if is_summed:
@@ -73,24 +86,35 @@ def _join(pair: Node, read: Node, twin: Node | None, reader: Node) -> bool:
             part.replace_all_uses_with((y, *told)[part.args[1]])
             part.graph.erase_node(part)
     reader.replace_all_uses_with(y)
-    _, casted = reader.args[:2]
-    for node in (reader, casted, read, twin, pair):
-        if node is not None and not node.users and node.op != "placeholder":
+    casted = [one for one in reader.all_input_nodes if operation(one) == "to" and is_summed]
+    for node in (reader, *casted, read, twin, pair):
+        if node is not None and not node.users:
             node.graph.erase_node(node)
     return True
 
 
-def _weight_of(node: Any) -> Node | None:
-    """Where it is a convolution of single pixels, with nothing added and none left out."""
+class _Product(NamedTuple):
+    """A convolution of single pixels, with nothing added and none left out."""
+
+    x: Node
+    weight: Node  # as the script has it
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Of inputs and outputs."""
+        outputs, inputs = value(self.weight).shape[:2]
+        return inputs, outputs
+
+
+def _product_of(node: Any) -> _Product | None:
     if not isinstance(node, Node) or node.target not in PRODUCTS:
         return None
     if node.target is summed_convolution:
-        weight = node.args[1]
-        return weight.args[0] if operation(weight) == "to" else weight  # type: ignore[return-value, union-attr]
-    _, weight, bias, stride, padding, _, groups = given(node, *CONVOLUTION)
+        return _Product(node.args[0], node.meta[_OF])  # type: ignore[arg-type]
+    x, weight, bias, stride, padding, _, groups = given(node, *CONVOLUTION)
     if value(weight) is None or bias is not None or groups != 1 or square(stride) != 1 or square(padding) != 0:
         return None
-    return weight if tuple(value(weight).shape[2:]) == (1, 1) else None  # type: ignore[no-any-return]
+    return _Product(x, weight) if tuple(value(weight).shape[2:]) == (1, 1) else None
 
 
 def _is_roomy(node: Node) -> bool:
@@ -101,12 +125,6 @@ def _is_roomy(node: Node) -> bool:
         return True
     major, minor = torch.cuda.get_device_capability(device)
     return major in (9, 10) or (major, minor) == (8, 0)
-
-
-def _sizes(weight: Node) -> tuple[int, int]:
-    """Of inputs and outputs."""
-    outputs, inputs = value(weight).shape[:2]
-    return inputs, outputs
 
 
 def _parts(node: Node, places: Iterable[int], values: Sequence[Any]) -> list[Node]:

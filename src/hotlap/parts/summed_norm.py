@@ -96,8 +96,9 @@ def known_of(x: Tensor, by: Norm, sums: Any = None) -> Known:
     """Of pixels, or by sums over them that are there already; moves running statistics on."""
     with torch.no_grad():
         x, count = x.detach(), x.numel() // x.shape[1]
-        weight, bias = (None if one is None else one.detach() for one in (by.weight, by.bias))
-        given = (weight, by.running_mean, by.running_var, by.momentum, by.eps)
+        weight, bias = (None if one is None else one.detach().contiguous() for one in (by.weight, by.bias))
+        running = [_side_by_side(one) for one in (by.running_mean, by.running_var)]
+        given = (weight, *running, by.momentum, by.eps)
         if not has_kernels(x):
             mean, inverse, scale = _plainly_known(x, by, sums)
         elif sums is None:
@@ -108,8 +109,16 @@ def known_of(x: Tensor, by: Norm, sums: Any = None) -> Known:
             from hotlap.parts.norm_kernels import statistics_of_sums
 
             mean, inverse, scale = statistics_of_sums(*sums, count, *given)
-        shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype).contiguous()
+        for one, moved in zip((by.running_mean, by.running_var), running, strict=True):
+            if one is not None and moved is not one and has_kernels(x):
+                one.copy_(moved)
+        shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
         return Known(mean, inverse, scale, shift)
+
+
+def _side_by_side(channels: Tensor | None) -> Tensor | None:
+    """As kernels read and write them."""
+    return channels if channels is None or channels.is_contiguous() else channels.contiguous()
 
 
 def _plainly_known(x: Tensor, by: Norm, sums: Any) -> tuple[Tensor, Tensor, Tensor]:

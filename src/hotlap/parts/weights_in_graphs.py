@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from hotlap.parts.graph_operations import changes_its_input, operation, shares_memory, turns_nothing, value
+from hotlap.parts.graph_operations import changes_its_input, operation, turns_nothing, value, writes_to
 from hotlap.parts.lowered_weights import lowered
 
 _LOW = (torch.bfloat16, torch.float16)
@@ -22,10 +22,10 @@ def lower_together(graph: Graph) -> None:
     if not readers:
         return
     first, kind = readers[0][0], readers[0][2]
-    changing = [node for node in graph.nodes if changes_its_input(node) and node.args]
+    writers = [node for node in graph.nodes if changes_its_input(node)]
     found: dict[Node, list[Node]] = {}
     for reader, weight, wanted in readers:
-        is_changed = any(shares_memory(weight, one.args[0]) for one in changing)
+        is_changed = any(writes_to(one, weight) for one in writers)
         if wanted is kind and not is_changed and (reader is first or turns_nothing(first, reader)):
             found.setdefault(weight, []).append(reader)
     if len(found) < 2:
