@@ -67,12 +67,10 @@ def _join(pair: Node, read: Node, twin: Node | None, reader: Node) -> bool:
     assert product is not None
     weight, own = product.weight, reader.meta["example_value"]
     values = own if is_summed else (own,)
-    if weight.op not in ("placeholder", "get_attr") or is_changed_after(pair, weight):  # it would be read too early
+    is_there = weight.op in ("placeholder", "get_attr") and not is_changed_after(pair, weight)
+    if not is_there or values[0].dtype is not value(read).dtype or not turns_nothing(pair, reader):
         return False
-    needs_more = (
-        value(weight).requires_grad and not value(read).requires_grad
-    )  # what is added would need gradients, too
-    if needs_more or values[0].dtype is not value(read).dtype or not turns_nothing(pair, reader):
+    if value(weight).requires_grad and not value(read).requires_grad:  # what is added would need gradients, too
         return False
     x, added, *norms = pair.args
     weight = cast(Writer(pair), weight, value(read).dtype)
