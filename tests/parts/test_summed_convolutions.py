@@ -159,45 +159,64 @@ def lowered_at_rest(own: Any, x: Tensor) -> Tensor:
     return F.conv2d(x, weight)
 
 
-def changed_after_it_was_lowered(own: Any, x: Tensor) -> Tensor:
+def nothing(own: Any) -> None: ...
+
+
+def changed_after_it_was_lowered(own: Any) -> None:
+    own.early = own.next.weight.to(LOW)
+    with torch.no_grad():
+        own.next.weight.mul_(0.5)
+
+
+def lowered_early_at_rest(own: Any) -> None:
+    with torch.no_grad():
+        own.early = own.next.weight.to(LOW)
+
+
+def by_what_was_early(own: Any, x: Tensor) -> Tensor:
     return own.second(F.conv2d(x, own.early))
 
 
-class Apart(Chain):
-    """What was added and rectified, and a product of it."""
+def check_near(ours: Tensor, plain: Tensor) -> None:
+    """A pixel or two may lie so near to zero that rounding tells what relu lets through."""
+    assert ours.shape == plain.shape and ours.dtype is plain.dtype
+    assert float((ours - plain).float().norm()) <= 0.05 * float(plain.float().norm())
 
-    def __init__(self, how: Callable[[Any, Tensor], Tensor], is_changed: bool = False) -> None:
+
+class Apart(Chain):
+    """Something of what was added and rectified, which is not handed out itself, and a product of it."""
+
+    def __init__(self, how: Callable[[Any, Tensor], Tensor], before: Callable[[Any], None] = nothing) -> None:
         super().__init__(added)
-        self.how, self.is_changed = how, is_changed
+        self.how, self.before = how, before
 
     def forward(self, x: Tensor) -> Any:
-        if self.is_changed:
-            self.early = self.next.weight.to(LOW)
-            with torch.no_grad():
-                self.next.weight.mul_(0.5)
+        self.before(self)
         x = F.relu(self.norm(self.body(x)) + x)
-        return x, self.how(self, x)
+        return self.how(self, x), x.mean((2, 3))
 
 
 @pytest.mark.parametrize(
-    ("how", "is_changed"),
+    ("how", "before"),
     [
-        (by_keyword, False),
-        (lambda own, x: own.second(F.conv2d(x, weight=own.next.weight)), False),
-        (lambda own, x: F.avg_pool2d(input=x, kernel_size=2), False),
-        (lambda own, x: torch.cat(tensors=[x]), False),
-        (lowered_at_rest, False),
-        (lambda own, x: own.second(lowered_at_rest(own, x)), False),
-        (changed_after_it_was_lowered, True),
+        (by_keyword, nothing),
+        (lambda own, x: own.second(F.conv2d(x, weight=own.next.weight)), nothing),
+        (lambda own, x: own.second(F.conv2d(input=x, weight=own.next.weight)), nothing),
+        (lambda own, x: F.avg_pool2d(input=x, kernel_size=2), nothing),
+        (lambda own, x: torch.cat(tensors=[x]), nothing),
+        (lowered_at_rest, nothing),
+        (lambda own, x: own.second(lowered_at_rest(own, x)), nothing),
+        (by_what_was_early, lowered_early_at_rest),
+        (by_what_was_early, changed_after_it_was_lowered),
     ],
 )
-def test_products_as_they_may_be_written(how: Callable[[Any, Tensor], Tensor], is_changed: bool) -> None:
+def test_products_as_they_may_be_written(how: Callable[[Any, Tensor], Tensor], before: Callable[[Any], None]) -> None:
     """Gradients that are none stay none, and a weight that was taken before it changed is the one that was taken."""
     found = []
-    x = torch.randn(4, 128, 6, 6).to(memory_format=torch.channels_last)
+    x = images(4, 128, 6, 6, dtype=LOW).detach()
     for backend in (None, Backend()):
         torch.manual_seed(0)
-        net = Apart(how, is_changed).to(memory_format=torch.channels_last)
+        net = Apart(how, before).to(memory_format=torch.channels_last)
         call = net if backend is None else torch.compile(net, backend=backend)
         with torch.autocast("cpu", LOW):
             outs = call(x)
@@ -206,30 +225,31 @@ def test_products_as_they_may_be_written(how: Callable[[Any, Tensor], Tensor], i
     for plain, ours in zip(*found, strict=True):
         assert (plain is None) == (ours is None)
         if plain is not None:
-            torch.testing.assert_close(ours, plain, rtol=0.05, atol=0.02 * float(plain.abs().max()))
+            check_near(ours, plain)
 
 
 def test_what_nobody_trains_needs_no_gradients_for_a_product_of_it() -> None:
     net = Apart(lambda own, x: own.next(x)).to(memory_format=torch.channels_last)
     for part in (net.body, net.norm):
         part.requires_grad_(False)
-    x = torch.randn(4, 128, 6, 6).to(memory_format=torch.channels_last)
+    x = images(4, 128, 6, 6, dtype=LOW).detach()
     with torch.autocast("cpu", LOW):
-        out, made = torch.compile(net, backend=Backend())(x)
-    assert made.requires_grad and not out.requires_grad
+        made, means = torch.compile(net, backend=Backend())(x)
+    assert made.requires_grad and not means.requires_grad
 
 
 def test_a_product_of_another_type() -> None:
     """In half precision, of what came in bf16 and stayed so."""
-    norm, product = nn.BatchNorm2d(128), conv(128, 64, 1).to(memory_format=torch.channels_last)
-    x = images(4, 128, 6, 6, dtype=LOW)
+    norm, product = nn.BatchNorm2d(128), conv(128, 128, 1).to(memory_format=torch.channels_last)
+    x, other = (images(4, 128, 6, 6, dtype=LOW) for _ in range(2))
     found = []
     for backend in ("eager", Backend()):
-        call = torch.compile(lambda x: product(F.relu(norm(x) + x)), backend=backend)
+        call = torch.compile(lambda x, other: product(F.relu(norm(x) + other)), backend=backend)
         with torch.autocast("cpu", torch.float16):
-            out = call(x)
-        found.append([out, *torch.autograd.grad(out, [x, product.weight], torch.ones_like(out))])
-    torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=0.05)
+            out = call(x, other)
+        found.append([out, *torch.autograd.grad(out, [x, other, product.weight], torch.ones_like(out))])
+    for plain, ours in zip(*found, strict=True):
+        check_near(ours, plain)
 
 
 @pytest.mark.parametrize("readers", [(0,), (1,), (0, 1), ()])
